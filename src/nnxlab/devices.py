@@ -1,0 +1,89 @@
+"""One call for a device mesh: TPU chips where there are enough, else that many CPU devices."""
+
+import math
+import os
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+DEFAULT_CPU_DEVICES = 8
+
+
+class TooFewDevicesError(RuntimeError):
+    """The mesh asks for more devices than jax has, and jax can no longer be given more."""
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``"fsdp=4,tensor=2"`` -> ``{"fsdp": 4, "tensor": 2}``.
+
+    Raises:
+      ValueError: The text has another form, a size below 1 or an axis twice.
+    """
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not name.isidentifier() or not equals or not size.isdecimal() or int(size) < 1:
+            raise ValueError(f"mesh {text!r}: {part!r} is not AXIS=SIZE, as in fsdp=4,tensor=2")
+        if name in axes:
+            raise ValueError(f"mesh {text!r}: axis {name!r} stands twice")
+        axes[name] = int(size)
+    return axes
+
+
+def prepare(count: int = DEFAULT_CPU_DEVICES) -> None:
+    """Asks jax for ``count`` CPU devices, if nobody has asked yet and jax has not started.
+
+    Harmless at any time. ``JAX_NUM_CPU_DEVICES`` or a device count in ``XLA_FLAGS``, set by the
+    user, wins.
+    """
+    chosen = os.environ.get("JAX_NUM_CPU_DEVICES") or (
+        "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    )
+    if chosen or jax.config.jax_num_cpu_devices >= count:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return  # jax has started: what it has is what there is, and mesh() says if it is too few
+
+
+def mesh(axes: dict[str, int] | str, *, platform: str | None = None) -> Mesh:
+    """A mesh with Auto axes, on TPU chips if there are enough of them, else on CPU devices.
+
+    Args:
+      axes: Axis sizes by name, or as ``"fsdp=4,tensor=2"``.
+      platform: ``"tpu"`` or ``"cpu"`` to insist on one.
+
+    Raises:
+      TooFewDevicesError: Says how many there are, how many are needed and what to set.
+    """
+    axes = parse_mesh(axes) if isinstance(axes, str) else axes
+    count = math.prod(axes.values())
+    prepare(max(count, DEFAULT_CPU_DEVICES))
+    devices = _devices(count, platform)
+    kinds = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices, axis_types=kinds)
+
+
+def describe(mesh: Mesh) -> str:
+    """``fsdp=8 on 8 cpu devices``: what a figure was made on, without ids or versions."""
+    platform = mesh.devices.flat[0].platform
+    sizes = ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return f"{sizes} on {mesh.devices.size} {platform} device{'s' * (mesh.devices.size != 1)}"
+
+
+def _devices(count: int, platform: str | None) -> list[jax.Device]:
+    found = {}
+    for kind in [platform] if platform else [jax.default_backend(), "cpu"]:
+        try:
+            found[kind] = jax.devices(kind)
+        except RuntimeError as error:
+            raise TooFewDevicesError(f"no {kind} devices here: {error}") from error
+        if len(found[kind]) >= count:
+            return found[kind][:count]
+    there = " and ".join(f"{len(devices)} {kind}" for kind, devices in found.items())
+    raise TooFewDevicesError(
+        f"the mesh needs {count} devices and jax has {there}. jax has started already or was told "
+        f"so: set JAX_NUM_CPU_DEVICES={count} before Python starts, or call "
+        f"nnxlab.devices.prepare({count}) before the first jax computation."
+    )

@@ -1,0 +1,58 @@
+"""Losses of next-token and multi-token prediction (MTP), as MaxText computes them."""
+
+import jax
+import jax.numpy as jnp
+
+EPSILON = 1e-8  # MaxText's globals.EPS: keeps an empty batch from dividing by zero
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy in nats without a one-hot of the vocabulary: [B, S, V], [B, S] -> [B, S]."""
+    logits = logits.astype(jnp.float32)
+    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
+
+
+def loss_mask(segment_ids: jax.Array) -> jax.Array:
+    """1 where a token counts, 0 in padding: int [B, S] -> float32 [B, S].
+
+    Segment ids number the packed documents 1, 2, 3, ...; used as weights they would count the
+    second document twice (MaxText 092c3e871).
+    """
+    return (segment_ids != 0).astype(jnp.float32)
+
+
+def roll_left(x: jax.Array) -> jax.Array:
+    """Next position's value, zero at the end: [B, S] -> [B, S]."""
+    return jnp.roll(x, -1, axis=1).at[:, -1].set(0)
+
+
+def lm_loss(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean cross-entropy over the positions that count: [B, S, V], [B, S], [B, S] -> []."""
+    return jnp.sum(cross_entropy(logits, targets) * mask) / (jnp.sum(mask) + EPSILON)
+
+
+def mtp_loss(losses, weights, factor: float) -> jax.Array:
+    """factor * sum(losses) / sum(weights), pooled over the depths and not a mean of means.
+
+    Args:
+      losses: One summed cross-entropy a depth, in nats.
+      weights: One count of positions a depth.
+      factor: ``mtp_loss_scaling_factor``.
+
+    Source: MaxText 0.2.4, ``calculate_mtp_loss``; arXiv 2412.19437, equation 25.
+    """
+    pooled = jnp.sum(jnp.stack(losses)) / (jnp.sum(jnp.stack(weights)) + EPSILON)
+    return factor * pooled
+
+
+def mtp_acceptance(logits: jax.Array, predictions: jax.Array, mask: jax.Array) -> jax.Array:
+    """Share of depth-1 MTP predictions that the main head makes too: in [0, 1].
+
+    Args:
+      logits: Main head, [B, S, V].
+      predictions: Tokens the first MTP layer predicts, int [B, S].
+      mask: Positions that count at depth 1, [B, S].
+    """
+    main = roll_left(jnp.argmax(logits, axis=-1).astype(jnp.int32))
+    return jnp.sum((predictions == main) * mask) / (jnp.sum(mask) + EPSILON)
