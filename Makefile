@@ -27,8 +27,9 @@ lab: $(READY) ## open the notebooks in JupyterLab
 notebooks: $(READY) ## run the notebooks anew and store their outputs
 	@$(VENV)/bin/nnxlab run --store $(ARGS)
 
-lint: $(READY) ## check the style of source, tests and notebooks
+lint: $(READY) ## check style and format of source, tests and notebooks
 	@$(VENV)/bin/python -m ruff check $(ARGS) .
+	@$(VENV)/bin/python -m ruff format --check --quiet .
 
 lock: ## pin the newest versions in requirements.txt
 	@"$(PYTHON)" -m venv .venv/lock
@@ -51,7 +52,7 @@ $(READY): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module" \
 	    "(Debian, Ubuntu: apt install python$(VERSION)-venv)." >&2; exit 1; }
-	@echo "setting up $(VENV): about 700 MB, one to three minutes"
+	@echo "setting up $(VENV): about 1.2 GB, one to three minutes"
 	@rm -f $@
 	@"$(PYTHON)" -m venv $(VENV)
 	@$(PIP) install -q -r requirements.txt

@@ -98,8 +98,11 @@ def test_supported_pythons_are_the_same_everywhere():
 def test_environment_takes_python_from_conda_and_the_stack_from_pip():
     environment, packages, pip = conda()
     assert environment["channels"][0] == "conda-forge"
-    (python,) = (re.fullmatch(r"python\s*=+\s*([\d.]+)", item) for item in packages if
-                 item.startswith("python"))
+    (python,) = (
+        re.fullmatch(r"python\s*=+\s*([\d.]+)", item)
+        for item in packages
+        if item.startswith("python")
+    )
     assert python and python[1] in PYTHONS
     assert "pip" in packages, "conda warns, and guesses, where pip is not named"
     assert {canonicalize_name(re.split(r"[\s=<>]", item)[0]) for item in packages} == {
@@ -169,7 +172,9 @@ def test_environment_pip_section_installs_into_a_clean_venv(tmp_path):
         done = subprocess.run(
             [*map(str, command)], cwd=checkout, capture_output=True, text=True, timeout=1800
         )
-        assert done.returncode == 0, f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        assert done.returncode == 0, (
+            f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
         return done.stdout
 
     run(python, "-m", "pip", "install", "--quiet", "-r", section)

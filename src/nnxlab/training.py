@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
+from nnxlab import devices
 from nnxlab.model import inputs, linen_model, loss, sown
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.inputs import Batch
@@ -18,18 +20,13 @@ SOWN_TYPES = (nnx.Intermediate, sown.mtp_losses, sown.mtp_acceptance)
 
 
 class Result(NamedTuple):
-    """What one forward and backward gives; losses are float32 scalars in nats."""
+    """What one forward and backward gives, on the host; losses are float32 scalars in nats."""
 
-    loss: jax.Array
-    lm_loss: jax.Array
-    mtp_loss: jax.Array
-    logits: jax.Array
-    gradients: dict[str, jax.Array]  # by dotted path
-
-
-def one_shot() -> dict[str, int]:
-    """Compiler options for a program that runs once: on CPU, half the compile time."""
-    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
+    loss: np.ndarray
+    lm_loss: np.ndarray
+    mtp_loss: np.ndarray
+    logits: np.ndarray  # [B, S, V]
+    gradients: dict[str, np.ndarray]  # by dotted path
 
 
 MtpTerm = Callable[[DeepSeek], jax.Array]
@@ -74,7 +71,7 @@ def nnx_loss_and_gradients(
         logits = traced(*batch)
         return _sum(logits, batch, term(traced))
 
-    (value, parts), gradients = jax.jit(jax.value_and_grad(total, has_aux=True), compiler_options=one_shot())(params, batch)
+    (value, parts), gradients = _run(total, params, batch)
     flat = {dotted(path): v.get_value() for path, v in nnx.to_flat_state(gradients)}
     return Result(value, *parts, flat)
 
@@ -96,15 +93,19 @@ def linen_loss_and_gradients(config: DeepSeekConfig, variables: dict, batch: Bat
         term = loss.mtp_loss(block["losses"], block["weights"], config.mtp_loss_scaling_factor)
         return _sum(logits, batch, term)
 
-    run = jax.jit(jax.value_and_grad(total, has_aux=True), compiler_options=one_shot())
-    (value, parts), gradients = run(variables["params"], batch)
+    (value, parts), gradients = _run(total, variables["params"], batch)
     flat = {dotted(path): g for path, g in traverse_util.flatten_dict(gradients).items()}
     return Result(value, *parts, flat)
 
 
-def norm(arrays) -> jax.Array:
-    """Euclidean norm over all elements of ``arrays``, a scalar."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(a)) for a in arrays))
+def norm(arrays) -> float:
+    """Euclidean norm over all elements of ``arrays``."""
+    return float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for a in arrays)))
+
+
+def _run(total, params, batch: Batch):
+    gradient = jax.value_and_grad(total, has_aux=True)
+    return jax.device_get(jax.jit(gradient, compiler_options=devices.one_shot())(params, batch))
 
 
 def _sum(logits: jax.Array, batch: Batch, term: jax.Array):

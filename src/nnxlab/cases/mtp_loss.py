@@ -7,6 +7,7 @@ back to its default (MaxText 99ffcf64a, mended in a8427ccb7 of PR #4525).
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from nnxlab.cases.finding import Claim, Finding
@@ -55,7 +56,7 @@ def fixed_as_in_pr(model: DeepSeek) -> jax.Array:
 fixed = mtp_term  # any order of types, and no default: what is missing raises
 
 
-def mtp_gradients(result: Result) -> dict[str, jax.Array]:
+def mtp_gradients(result: Result) -> dict[str, np.ndarray]:
     """The gradients of the MTP block's weights, by path."""
     return {p: g for p, g in result.gradients.items() if p.startswith("mtp_block.")}
 
@@ -75,15 +76,15 @@ def run(config: DeepSeekConfig) -> Finding:
     config = config.replace(mtp_num_layers=max(1, config.mtp_num_layers))
     results = experiment(config, inputs.synthetic(config))
     bad, good, linen = results["broken"], results["fixed"], results["linen"]
-    dead = [p for p, g in mtp_gradients(bad).items() if bool(jnp.any(g != 0))]
-    alive = [p for p, g in mtp_gradients(good).items() if not bool(jnp.any(g != 0))]
+    dead = [p for p, g in mtp_gradients(bad).items() if np.any(g)]
+    alive = [p for p, g in mtp_gradients(good).items() if not np.any(g)]
     evidence = {
         "broken_mtp_loss": float(bad.mtp_loss),
         "fixed_mtp_loss": float(good.mtp_loss),
         "linen_mtp_loss": float(linen.mtp_loss),
-        "broken_mtp_grad_norm": float(norm(mtp_gradients(bad).values())),
-        "fixed_mtp_grad_norm": float(norm(mtp_gradients(good).values())),
-        "linen_mtp_grad_norm": float(norm(mtp_gradients(linen).values())),
+        "broken_mtp_grad_norm": norm(mtp_gradients(bad).values()),
+        "fixed_mtp_grad_norm": norm(mtp_gradients(good).values()),
+        "linen_mtp_grad_norm": norm(mtp_gradients(linen).values()),
         "broken_loss": float(bad.loss),
         "fixed_loss": float(good.loss),
         "linen_loss": float(linen.loss),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnxlab import devices
 from nnxlab.model import loss, stack, weights
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.nnx_layers import Dense, Layer, RMSNorm, parameter
@@ -150,7 +151,12 @@ def _stacks(config: DeepSeekConfig) -> dict[str, int]:
 
 def create(config: DeepSeekConfig, *, seed: int = 0, trip: RoundTrip = RECORDED) -> DeepSeek:
     """A model with initial weights from ``seed``, built under jit: seconds, not tens of them."""
-    return nnx.jit(lambda: DeepSeek(config, rngs=nnx.Rngs(params=seed), trip=trip))()
+
+    def state():
+        return nnx.state(DeepSeek(config, rngs=nnx.Rngs(params=seed), trip=trip))
+
+    graphdef = nnx.graphdef(abstract(config, trip=trip))
+    return nnx.merge(graphdef, jax.jit(state, compiler_options=devices.one_shot())())
 
 
 def abstract(config: DeepSeekConfig, *, trip: RoundTrip = RECORDED) -> DeepSeek:

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from nnxlab.model import nnx_model
@@ -19,9 +20,9 @@ def to_linen(model: nnx.Module) -> dict:
     axis = scan_axis(model.config)
     flat = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        value, position = variable.get_value(), _position(variable)
+        value, position = np.asarray(variable.get_value()), _position(variable)
         if position is not None:
-            value = jnp.moveaxis(value, position, position_for(axis, value.ndim - 1))
+            value = np.moveaxis(value, position, position_for(axis, value.ndim - 1))
         flat[path] = value
     return {"params": traverse_util.unflatten_dict(flat)}
 
@@ -37,7 +38,7 @@ def from_linen(variables: dict, model: nnx.Module) -> None:
     load(model, {dotted(path): value for path, value in flat.items()}, scan_axis(model.config))
 
 
-def load(model: nnx.Module, values: dict[str, jnp.ndarray], axis: int) -> None:
+def load(model: nnx.Module, values: dict[str, np.ndarray], axis: int) -> None:
     """Puts ``values`` (by dotted path) into ``model``, in place.
 
     Args:
@@ -53,19 +54,19 @@ def load(model: nnx.Module, values: dict[str, jnp.ndarray], axis: int) -> None:
     faults += [f"{path}: left over" for path in sorted(values.keys() - params.keys())]
     fitting = {}
     for path in sorted(params.keys() & values.keys()):
-        variable, value = params[path], jnp.asarray(values[path])
+        variable, value = params[path], np.asarray(values[path])
         position = _position(variable)
         if position is not None and value.ndim == len(variable.shape):
-            value = jnp.moveaxis(value, position_for(axis, value.ndim - 1), position)
+            value = np.moveaxis(value, position_for(axis, value.ndim - 1), position)
         if value.shape != tuple(variable.shape):
             faults.append(f"{path}: shape {value.shape}, needs {tuple(variable.shape)}")
-        elif not bool(jnp.isfinite(value).all()):
-            faults.append(f"{path}: {int((~jnp.isfinite(value)).sum())} values are not finite")
+        elif not np.isfinite(value).all():
+            faults.append(f"{path}: {(~np.isfinite(value)).sum()} values are not finite")
         fitting[path] = value
     if faults:
         raise WeightError("weights do not fit the model:\n  " + "\n  ".join(faults))
     for path, variable in params.items():
-        variable[...] = fitting[path].astype(variable.dtype)
+        variable[...] = jnp.asarray(fitting[path], variable.dtype)
 
 
 def count_parameters(config: DeepSeekConfig) -> int:
