@@ -1,6 +1,7 @@
 """The files a user sets up from agree with one another, and a set-up from them works."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -57,9 +58,12 @@ def conda():
     return environment, packages, pip
 
 
-def makefile_targets():
-    text = (ROOT / "Makefile").read_text()
-    return re.search(r"^\.PHONY: (.+)$", text, re.M)[1].split()
+def make(*arguments):
+    # Under `make test`, these would hand this run's settings down.
+    environment = {k: v for k, v in os.environ.items() if not re.match(r"M(AKE)?(FLAGS|LEVEL)", k)}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
 
 
 def test_requirements_pin_every_package_exactly():
@@ -118,7 +122,9 @@ def test_environment_takes_python_from_conda_and_the_stack_from_pip():
 @pytest.mark.parametrize("path", ["environment.yml", "requirements.txt"])
 def test_no_registry_is_named(path):
     text = (ROOT / path).read_text()
-    assert not re.search(r"https?:|file:|--(extra-)?index-url|--find-links|-[if] ", text)
+    assert not re.search(
+        r"https?:|file:|--(extra-)?index-url|--find-links|^[- ]*-[if] ", text, re.M
+    )
 
 
 def test_pyproject_names_no_registry():
@@ -129,17 +135,15 @@ def test_pyproject_names_no_registry():
 
 
 def test_help_lists_every_target():
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")]
-    assert listed == makefile_targets()
-    assert subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout == shown.stdout
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    shown = make("help").stdout
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == targets
+    assert make().stdout == shown
 
 
 @pytest.mark.parametrize("python", ["no-such-python", "false"])
 def test_make_refuses_a_python_that_does_not_work(python):
-    tried = subprocess.run(
-        ["make", "run", f"PYTHON={python}"], cwd=ROOT, capture_output=True, text=True
-    )
+    tried = make("run", f"PYTHON={python}")
     assert tried.returncode == 2
     assert f"nnxlab needs Python 3.11, 3.12 or 3.13, but '{python}' is not there" in tried.stderr
 
@@ -155,10 +159,7 @@ def test_ci_and_workflow_run_the_documented_command():
 
 @pytest.mark.slow
 def test_environment_pip_section_installs_into_a_clean_venv(tmp_path):
-    """Like conda: writes the pip section to a file beside environment.yml and installs from there.
-
-    The file goes to a copy of what the installation reads, so that the checkout stays clean.
-    """
+    """Like conda, from a file beside environment.yml, but of a checkout made of links."""
     checkout = tmp_path / "checkout with spaces"
     checkout.mkdir()
     for name in ("environment.yml", "requirements.txt", "pyproject.toml", "LICENSE", "src"):
@@ -184,7 +185,7 @@ def test_environment_pip_section_installs_into_a_clean_venv(tmp_path):
         "-c",
         "import importlib.metadata as m, nnxlab; print(nnxlab.__file__);"
         f"print(*(f'{{p}}=={{m.version(p)}}' for p in {sorted(STACK)}), sep='\\n')",
-    ).split()
+    ).splitlines()
     assert Path(installed[0]).resolve() == ROOT / "src/nnxlab/__init__.py"
     pins = locked("{}.{}".format(*sys.version_info))
     assert installed[1:] == [f"{name}{pins[name].specifier}" for name in sorted(STACK)]

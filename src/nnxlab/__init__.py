@@ -4,7 +4,7 @@ Importing the package checks the versions of Python, jax, flax and qwix and noth
 story is in ``nnxlab.cases``, its subject in ``nnxlab.model``, the instruments in ``nnxlab.audit``.
 """
 
-from nnxlab.compat import check_versions
+from nnxlab.versions import check_versions
 
 __version__ = "0.1.0"
 

@@ -50,6 +50,13 @@ def int8() -> Provider:
     return _provider(jnp.int8, jnp.int8, jnp.int8)
 
 
+def maxtext_fp8_full() -> Provider:
+    """The rule of MaxText 0.2.4 to the letter; it names neither the MTP block nor einsum."""
+    return _provider(
+        jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float8_e5m2, {MAXTEXT_LAYERS: "dot_general"}
+    )
+
+
 PROVIDERS: dict[str, Callable[[], Provider]] = {"fp8_full": fp8_full, "int8": int8}
 
 
@@ -113,14 +120,16 @@ def unused_rules(provider: qwix.QtProvider) -> list[str]:
     return [f"{rule.module_path} ({', '.join(rule.op_names or ['any op'])})" for rule in rules]
 
 
-def _provider(weight, activation, backward) -> Provider:
-    def rule(path: str, *operations: str) -> qwix.QtRule:
-        return qwix.QtRule(
+def _provider(weight, activation, backward, operation_at: dict[str, str] | None = None) -> Provider:
+    operation_at = operation_at or {_EXPERTS: "einsum", _LAYERS: "dot_general"}
+    rules = [
+        qwix.QtRule(
             module_path=path,
-            op_names=operations,
+            op_names=(operation,),
             weight_qtype=weight,
             act_qtype=activation,
             bwd_qtype=backward,
         )
-
-    return Provider([rule(_EXPERTS, "einsum"), rule(_LAYERS, "dot_general")])
+        for path, operation in operation_at.items()
+    ]
+    return Provider(rules)

@@ -52,6 +52,19 @@ MAXTEXT_RULES: Rules = (
 )
 
 
+_GROUPS = {
+    "norms": "norm",
+    "MTP projection": "projection",
+    "attention": "self_attention",
+    "shared experts": "shared_experts",
+    "router": ".gate.",
+    "experts": "MoeBlock_0",
+    "dense MLP": ".mlp.",
+    "output head": "logits_dense",
+    "embedding": "token_embedder",
+}
+
+
 class ShardingError(ValueError):
     """Names, rules, mesh and shapes do not fit, or too much of a model is replicated."""
 
@@ -93,6 +106,14 @@ def variables(model: nnx.Module | nnx.State) -> Iterator[tuple[str, nnx.Variable
     """Dotted path and variable of each parameter, abstract or not, sorted by path."""
     state = nnx.state(model, nnx.Param) if isinstance(model, nnx.Module) else model
     yield from sorted((dotted(path), v) for path, v in nnx.to_flat_state(state))
+
+
+def group_of(path: str) -> str:
+    """The part of the model that a parameter belongs to, for sums and pictures."""
+    for group, mark in _GROUPS.items():
+        if mark in path:
+            return group
+    return "other"
 
 
 def table(model, mesh, rules: Rules = MAXTEXT_RULES) -> pd.DataFrame:

@@ -7,6 +7,7 @@ real one: ('embed', 'dense_layers', 'mlp') became ('dense_layers', 'layers', 'ml
 """
 
 import pandas as pd
+import qwix
 from flax import nnx
 
 from nnxlab import sharding
@@ -24,6 +25,7 @@ from nnxlab.model.scan_axis import (
     to_layer,
     to_stack,
 )
+from nnxlab.quantization import fp8_full
 from nnxlab.training import mtp_term
 
 NAME = "scan-axis"
@@ -69,6 +71,20 @@ def model_after(config: DeepSeekConfig, trip: RoundTrip, forwards: int) -> DeepS
         return model
 
     return nnx.eval_shape(build_and_run)
+
+
+def quantized_in_construction(config: DeepSeekConfig, trip: RoundTrip) -> DeepSeek:
+    """An abstract model that was quantized while it was built, as MaxText does it.
+
+    Quantizing runs a forward, so the snapshot of the shardings, which is taken of what the
+    constructor returns, comes after the first forward and not before it.
+    """
+
+    def build_and_quantize():
+        model = DeepSeek(config, rngs=nnx.Rngs(0), trip=trip)
+        return qwix.quantize_model(model, fp8_full(), *inputs.dummy(config))
+
+    return nnx.eval_shape(build_and_quantize)
 
 
 def before_and_after(config: DeepSeekConfig, mesh, trip: RoundTrip) -> pd.DataFrame:
@@ -121,6 +137,8 @@ def run(config: DeepSeekConfig, mesh) -> Finding:
     broken = before_and_after(config, mesh, BROKEN)
     fixed = before_and_after(config, mesh, FIXED)
     start, bad, good = sharding.unsharded(broken), check_after(broken), check_after(fixed)
+    quantized = sharding.table(quantized_in_construction(config, BROKEN), mesh)
+    fatal = sharding.unsharded(quantized)["maxtext_share"]
     stacked = int(broken["path"].str.contains("_layers.").sum())
     evidence = {
         "variables": len(broken),
@@ -135,7 +153,9 @@ def run(config: DeepSeekConfig, mesh) -> Finding:
         "unsharded_elements_fixed": good["elements"],
         "total_elements": start["total_elements"],
         "share_broken": bad["share"],
+        "maxtext_share_before": start["maxtext_share"],
         "maxtext_share_broken": bad["maxtext_share"],
+        "maxtext_share_quantized_in_construction": fatal,
     }
     return Finding(
         case=NAME,
@@ -146,6 +166,8 @@ def run(config: DeepSeekConfig, mesh) -> Finding:
             Claim("every stacked variable is renamed", evidence["broken_changed"] == stacked > 0),
             Claim("specs change", evidence["broken_spec_changed"] > 0),
             Claim("more elements are replicated", bad["elements"] > start["elements"]),
+            Claim("a snapshot before the first step hides it", start["share"] <= TOLERANCE),
+            Claim("quantizing in the constructor shows it", fatal > TOLERANCE),
             Claim("a stack named 'layers' is immune", immune_stack(config, "layers")),
             Claim("a stack of another name is not", not immune_stack(config, "dense_layers")),
         ),

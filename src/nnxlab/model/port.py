@@ -1,5 +1,7 @@
 """Weights from one implementation to the other, complete or not at all."""
 
+import math
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -69,10 +71,15 @@ def load(model: nnx.Module, values: dict[str, np.ndarray], axis: int) -> None:
         variable[...] = jnp.asarray(fitting[path], variable.dtype)
 
 
+def shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter of an NNX model, abstract or not, by dotted path."""
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {dotted(path): tuple(variable.shape) for path, variable in params}
+
+
 def count_parameters(config: DeepSeekConfig) -> int:
     """Number of weights of the NNX model, computed abstractly."""
-    params = nnx.state(nnx_model.abstract(config), nnx.Param)
-    return sum(variable.size for _, variable in nnx.to_flat_state(params))
+    return sum(math.prod(shape) for shape in shapes(nnx_model.abstract(config)).values())
 
 
 def _position(variable: nnx.Variable) -> int | None:

@@ -1,0 +1,7 @@
+"""``python -m nnxlab`` is ``nnxlab``."""
+
+import sys
+
+from nnxlab.cli import main
+
+sys.exit(main())
