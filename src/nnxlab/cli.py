@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         start, out = time.monotonic(), path.parent if arguments.store else arguments.out
         try:
             with ERR.status(path.stem) as status:
-                for done, cells in notebooks.run(path, out):
+                for done, cells in notebooks.run(path, out, from_its_script=arguments.store):
                     status.update(f"{path.stem}: cell {done} of {cells}")
             _progress(f"{path.stem}: {cells} cells", start)
         except notebooks.NotebookError as error:

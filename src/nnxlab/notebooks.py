@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -28,10 +29,31 @@ def find(folder: Path) -> list[Path]:
     return found
 
 
-def run(path: Path, out: Path) -> Iterator[tuple[int, int]]:
+def from_script(path: Path) -> nbformat.NotebookNode:
+    """The notebook at ``path`` as its script (``py:percent``, beside it) has it, not executed.
+
+    Raises:
+      NotebookError: There is no script.
+    """
+    script = path.with_suffix(".py")
+    if not script.exists():
+        raise NotebookError(f"{script}: no such file; a notebook's text is kept in its script")
+    notebook = jupytext.read(script)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+    notebook.metadata.pop("jupytext", None)
+    return notebook
+
+
+def run(path: Path, out: Path, *, from_its_script: bool = False) -> Iterator[tuple[int, int]]:
     """Executes the notebook at ``path``, from its own folder, and writes it into ``out``.
 
     Whatever happens, what was executed is written.
+
+    Args:
+      path: The notebook.
+      out: The folder for the executed one.
+      from_its_script: Whether to take the text from the script beside it.
 
     Yields:
       Cells done and cells in all, after each.
@@ -39,9 +61,13 @@ def run(path: Path, out: Path) -> Iterator[tuple[int, int]]:
     Raises:
       NotebookError: A cell raised; names the notebook and the cell, with the error.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = from_script(path) if from_its_script else nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": path.parent}},
+        extra_arguments=["--log-level=40"],  # the kernel's own advice is not the reader's business
     )
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     out.mkdir(parents=True, exist_ok=True)
@@ -59,8 +85,24 @@ def run(path: Path, out: Path) -> Iterator[tuple[int, int]]:
 
 
 def _settle(notebook: nbformat.NotebookNode) -> None:
-    """Removes what differs from run to run: times, and the language's version."""
+    """Removes what differs between runs and machines: times, versions, paths in tracebacks."""
+    notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-    notebook.metadata.pop("language_info", None)
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = list(_joined(cell.outputs))
+        for output in cell.outputs:
+            if output.output_type == "error":
+                output.traceback = [f"{output.ename}: {output.evalue}"]
 
+
+def _joined(outputs: list) -> Iterator[nbformat.NotebookNode]:
+    """``outputs`` with neighbouring texts of one stream made one: how they split is chance."""
+    last = None
+    for output in outputs:
+        if last is not None and last.get("name") == output.get("name") == "stdout":
+            last.text += output.text
+            continue
+        last = output
+        yield output

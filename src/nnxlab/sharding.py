@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlab import compat
 from nnxlab.compat import Names
+from nnxlab.model import nnx_model, port
+from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.scan_axis import dotted
 
 Rules = Sequence[tuple[str, str | tuple[str, ...]]]
@@ -114,6 +116,14 @@ def group_of(path: str) -> str:
         if mark in path:
             return group
     return "other"
+
+
+def count_by_group(config: DeepSeekConfig) -> dict[str, int]:
+    """Number of parameters in each group of a model of ``config``, computed abstractly."""
+    counts: dict[str, int] = {}
+    for path, shape in port.shapes(nnx_model.abstract(config)).items():
+        counts[group_of(path)] = counts.get(group_of(path), 0) + math.prod(shape)
+    return counts
 
 
 def table(model, mesh, rules: Rules = MAXTEXT_RULES) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import qwix
 from flax import nnx
 
-from nnxlab.model.scan_axis import dotted
+from nnxlab.model.scan_axis import POSITION_KEY, dotted
 
 _QUANTIZATION = nnx.Any(nnx.Param, qwix.QuantStat)
 
@@ -52,9 +52,13 @@ def unreached(model: nnx.Module, quantized_at: set[tuple[str, str]]) -> list[str
       Module paths, sorted; those that a rule set leaves out on purpose are among them.
     """
     reached = {path for path, _ in quantized_at}
-    matrices = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    owners = {"/".join(map(str, path[:-1])) for path, v in matrices if len(v.shape) > 1}
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    owners = {"/".join(map(str, path[:-1])) for path, v in params if _layer_rank(v) > 1}
     return sorted(owners - reached)
+
+
+def _layer_rank(variable: nnx.Variable) -> int:
+    return len(variable.shape) - (POSITION_KEY in variable.get_metadata())
 
 
 def _same(a: nnx.Variable, b: nnx.Variable) -> bool:
