@@ -41,8 +41,10 @@ if importlib.util.find_spec("nnxlab") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-c", f"{raw}/{revision}/requirements.txt"]
     subprocess.run([*pip, *wanted], check=True)
     if "jax" in sys.modules:
-        raise RuntimeError("nnxlab is installed now, but an older jax is loaded: restart the "
-                           "session (Runtime > Restart session), then run all cells again.")
+        raise RuntimeError(
+            "nnxlab is installed now, but an older jax is loaded: restart the "
+            "session (Runtime > Restart session), then run all cells again."
+        )
 
 # %% [markdown]
 # ## What this is
@@ -90,7 +92,7 @@ counts = {
     name: sharding.count_by_group(config.CONFIGS[name])
     for name in ("deepseek3-small", "deepseek3-tiny", "deepseek3-671b")
 }
-figures.parameters_by_group(counts);
+figures.parameters_by_group(counts)
 
 # %% [markdown]
 # The tiny model keeps the depth and the vocabulary of the large one and shrinks its width, so it is

@@ -42,8 +42,10 @@ if importlib.util.find_spec("nnxlab") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-c", f"{raw}/{revision}/requirements.txt"]
     subprocess.run([*pip, *wanted], check=True)
     if "jax" in sys.modules:
-        raise RuntimeError("nnxlab is installed now, but an older jax is loaded: restart the "
-                           "session (Runtime > Restart session), then run all cells again.")
+        raise RuntimeError(
+            "nnxlab is installed now, but an older jax is loaded: restart the "
+            "session (Runtime > Restart session), then run all cells again."
+        )
 
 # %%
 import inspect
@@ -149,8 +151,7 @@ assert mtp_loss.agrees(fixed.mtp_loss, linen.mtp_loss, tolerance=1e-6)
 print("PASS: equal to a relative 1e-6")
 
 # %% tags=["nbval-ignore-output"]
-figures.losses({"broken": broken, "fixed": fixed, "linen": linen});
-
+figures.losses({"broken": broken, "fixed": fixed, "linen": linen})
 # %% [markdown]
 # ## 5. Verify against MaxText
 #

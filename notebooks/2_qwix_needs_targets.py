@@ -42,8 +42,10 @@ if importlib.util.find_spec("nnxlab") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-c", f"{raw}/{revision}/requirements.txt"]
     subprocess.run([*pip, *wanted], check=True)
     if "jax" in sys.modules:
-        raise RuntimeError("nnxlab is installed now, but an older jax is loaded: restart the "
-                           "session (Runtime > Restart session), then run all cells again.")
+        raise RuntimeError(
+            "nnxlab is installed now, but an older jax is loaded: restart the "
+            "session (Runtime > Restart session), then run all cells again."
+        )
 
 # %%
 import inspect
@@ -128,7 +130,9 @@ for name, make in quantization.PROVIDERS.items():
     provider = make()
     quantized = qwix_targets.fixed(model, provider)
     unused = quantization.unused_rules(provider)
-    print(f"{name}: {len(qwix_targets.mtp_modules(provider))} MTP modules, {len(unused)} unused rules")
+    print(
+        f"{name}: {len(qwix_targets.mtp_modules(provider))} MTP modules, {len(unused)} unused rules"
+    )
     assert qwix_targets.mtp_modules(provider) and not unused
 print("PASS: every rule applied, and the MTP layer is quantized")
 
@@ -140,7 +144,9 @@ print("PASS: every rule applied, and the MTP layer is quantized")
 # is neither a parameter nor a statistic of qwix.
 
 # %%
-by_qwix = audit.quantized.leftovers(abstract, qwix_targets.fixed_as_in_pr(abstract, quantization.int8()))
+by_qwix = audit.quantized.leftovers(
+    abstract, qwix_targets.fixed_as_in_pr(abstract, quantization.int8())
+)
 print("\n".join(by_qwix))
 by_us = audit.quantized.leftovers(model, quantized)
 assert by_qwix and not by_us
@@ -166,8 +172,7 @@ print("PASS: MaxText's rule quantizes no MTP module")
 # %% tags=["nbval-ignore-output"]
 runs = {"guarded forward": guarded, "MaxText's rule": as_maxtext, "quantize": ours}
 reached = {label: {path for path, _ in provider.quantized} for label, provider in runs.items()}
-figures.reached(sorted(set().union(*reached.values())), reached);
-
+figures.reached(sorted(set().union(*reached.values())), reached)
 # %% [markdown]
 # ## 7. Verify: the quantized model still learns
 #

@@ -43,8 +43,10 @@ if importlib.util.find_spec("nnxlab") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-c", f"{raw}/{revision}/requirements.txt"]
     subprocess.run([*pip, *wanted], check=True)
     if "jax" in sys.modules:
-        raise RuntimeError("nnxlab is installed now, but an older jax is loaded: restart the "
-                           "session (Runtime > Restart session), then run all cells again.")
+        raise RuntimeError(
+            "nnxlab is installed now, but an older jax is loaded: restart the "
+            "session (Runtime > Restart session), then run all cells again."
+        )
 
 # %%
 import inspect
@@ -137,8 +139,7 @@ figures.placement(
     kernel["shape"],
     names,
     {label: NamedSharding(mesh, sharding.resolve(axes, mesh)) for label, axes in names.items()},
-);
-
+)
 # %%
 start, after = sharding.unsharded(table), scan_axis.check_after(table)
 print(f"on every device: {start['tensors']} -> {after['tensors']} tensors")
@@ -150,8 +151,7 @@ print("PASS: a tenth of the parameters is replicated")
 # %% tags=["nbval-ignore-output"]
 figures.bytes_per_device(
     table["bytes_per_device"].sum(), table["bytes_per_device_after"].sum(), table["bytes"].sum()
-);
-
+)
 # %% [markdown]
 # MaxText's own check prints 2.60 % here. It divides replicated *elements* by total *bytes*, and a
 # float32 element has four: its figure is a quarter of the share, and a model that is replicated
@@ -183,7 +183,9 @@ assert len(moved) == 52 == len(sharding.table(with_mtp, mesh))
 plain = sharding.unsharded(sharding.table(nnx_model.abstract(tiny, trip=scan_axis.BROKEN), mesh))
 inside = scan_axis.quantized_in_construction(tiny, scan_axis.BROKEN)
 quantized = sharding.unsharded(sharding.table(inside, mesh))
-print(f"snapshot without qwix: {plain['maxtext_share']:.2%}, with: {quantized['maxtext_share']:.2%}")
+print(
+    f"snapshot without qwix: {plain['maxtext_share']:.2%}, with: {quantized['maxtext_share']:.2%}"
+)
 assert plain["maxtext_share"] <= scan_axis.TOLERANCE < quantized["maxtext_share"]
 print(f"PASS: MaxText's assertion (tolerance {scan_axis.TOLERANCE:.0%}) fires with qwix only")
 
@@ -228,7 +230,9 @@ nnx.eval_shape(lambda model: model(*inputs.dummy(tiny)), damaged)
 def bytes_on_first_device(state: nnx_model.DeepSeek) -> int:
     shardings = sharding.specs(state, mesh)
     shapes = {path: variable.shape for path, variable in sharding.variables(state)}
-    make = jax.jit(lambda: {p: jax.numpy.zeros(s) for p, s in shapes.items()}, out_shardings=shardings)
+    make = jax.jit(
+        lambda: {p: jax.numpy.zeros(s) for p, s in shapes.items()}, out_shardings=shardings
+    )
     return sum(array.addressable_shards[0].data.nbytes for array in make().values())
 
 

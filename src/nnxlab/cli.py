@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -52,7 +51,11 @@ def parity(arguments: argparse.Namespace) -> int:
     compared = parity.compare(parity.read(arguments.dump))
     worst = compared[["nnx", "linen"]].max(axis=None)
     if arguments.json:
-        result = {"tolerance": arguments.tolerance, "worst": worst, "equal": worst <= arguments.tolerance}
+        result = {
+            "tolerance": arguments.tolerance,
+            "worst": worst,
+            "equal": worst <= arguments.tolerance,
+        }
         print(json.dumps(result | {"rows": compared.to_dict("records")}, indent=1))
     else:
         shown = compared.assign(
@@ -158,4 +161,3 @@ def _print_table(frame) -> None:
 
 def _escaped(cell: object) -> str:
     return str(cell).replace("[", "\\[")
-

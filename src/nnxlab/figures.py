@@ -35,8 +35,12 @@ def placement(
       shardings: One NamedSharding a row, by label, all on one mesh; the first is the good one.
     """
     figure, axes = plt.subplots(
-        len(shardings), len(shape), figsize=(2.6 * len(shape) + 1.5, 2.2 * len(shardings) + 0.6),
-        sharey=True, squeeze=False, layout="constrained",
+        len(shardings),
+        len(shape),
+        figsize=(2.6 * len(shape) + 1.5, 2.2 * len(shardings) + 0.6),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for row, (label, sharding) in enumerate(shardings.items()):
         slices = list(sharding.devices_indices_map(tuple(shape)).values())
@@ -54,7 +58,7 @@ def placement(
             )
             panel.set_xlim(0, size)
             panel.set_title(f"{names[label][dimension]!r}: {size}", fontsize=9)
-            panel.invert_yaxis() if not row and not dimension else None
+        axes[row][0].set_ylim(len(slices) - 0.5, -0.5)
         axes[row][0].set_ylabel(f"{label}\n{spec_text(sharding.spec)}\ndevice", fontsize=9)
     for panel in axes[-1]:
         panel.set_xlabel("index held")
@@ -70,7 +74,7 @@ def losses(results: Mapping[str, Result]) -> Figure:
     mtp = np.array([float(results[label].mtp_loss) for label in labels])
     left.bar(labels, lm, color=NEUTRAL, label="next token")
     colours = [BROKEN if label == "broken" else FIXED for label in labels]
-    bars = left.bar(labels, mtp, bottom=lm, color=colours, label="mtp_loss")
+    bars = left.bar(labels, mtp, bottom=lm, color=FIXED, label="mtp_loss")
     left.bar_label(bars, [f"+{value:.3f}" for value in mtp], padding=2)
     left.set(title="Total loss", ylabel="nats", ylim=(0, 1.2 * float((lm + mtp).max())))
     left.legend(loc="lower right")
@@ -121,8 +125,9 @@ def parameters_by_group(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Where the parameters of some models are: a bar a model, a segment a group, in per cent."""
     figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(counts) + 1.4), layout="constrained")
     groups = list(dict.fromkeys(group for count in counts.values() for group in count))
+    colours = plt.colormaps["cividis"](np.linspace(0, 1, len(groups)))
     left = np.zeros(len(counts))
-    for group, colour in zip(groups, plt.colormaps["cividis"](np.linspace(0, 1, len(groups)))):
+    for group, colour in zip(groups, colours, strict=True):
         total = np.array([sum(count.values()) for count in counts.values()])
         share = 100 * np.array([count.get(group, 0) for count in counts.values()]) / total
         axes.barh(list(counts), share, left=left, color=colour, label=group, edgecolor="white")

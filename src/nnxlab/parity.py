@@ -124,7 +124,7 @@ def compare(dump: Dump) -> pd.DataFrame:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise DumpError(f"{path}: no such file; a dump is an npz with a json beside it") from None

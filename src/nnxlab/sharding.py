@@ -226,5 +226,3 @@ def _shard_shape(shape, spec: PartitionSpec, mesh) -> tuple[int, ...]:
 
 def _tuple(axes) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-
-

@@ -47,9 +47,7 @@ def mtp_term(model: DeepSeek) -> jax.Array:
     return loss.mtp_loss(losses, weights, model.config.mtp_loss_scaling_factor)
 
 
-def nnx_loss_and_gradients(
-    model: DeepSeek, batch: Batch, *, term: MtpTerm = mtp_term
-) -> Result:
+def nnx_loss_and_gradients(model: DeepSeek, batch: Batch, *, term: MtpTerm = mtp_term) -> Result:
     """Losses and gradients of an NNX model; ``model`` itself is left as it was.
 
     Args:

@@ -32,9 +32,7 @@ def verify(cases: list[str] | None = None, config: str = "tiny") -> Iterator[Fin
     chosen, sizes = list(CASES) if cases is None else list(cases), config_named(config)
     unknown = [name for name in chosen if name not in CASES]
     if unknown:
-        raise ValueError(
-            f"unknown case {', '.join(map(repr, unknown))}; known: {', '.join(CASES)}"
-        )
+        raise ValueError(f"unknown case {', '.join(map(repr, unknown))}; known: {', '.join(CASES)}")
     devices.mesh(MESH)  # asked for first: once a case has run, jax takes no more devices
     return (CASES[name](sizes) for name in chosen)
 

@@ -22,8 +22,7 @@ from nnxlab.quantization import PROVIDERS, Provider, quantize, unused_rules
 
 NAME = "qwix-targets"
 EXPECTED_ERROR = (
-    "TypeError: roll requires ndarray or scalar arguments, "
-    "got <class 'NoneType'> at position 0."
+    "TypeError: roll requires ndarray or scalar arguments, got <class 'NoneType'> at position 0."
 )
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the specimen: DeepSeek-V3 as MaxText configures it, from 671 B down to a laptop's size."""
+"""Sizes of the specimen: DeepSeek-V3 as MaxText configures it, from 671 B to a laptop's size."""
 
 import dataclasses
 

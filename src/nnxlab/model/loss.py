@@ -33,7 +33,9 @@ def lm_loss(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array
 
 
 def mtp_loss(losses, weights, factor: float) -> jax.Array:
-    """factor * sum(losses) / sum(weights), pooled over the depths and not a mean of means.
+    """The MTP term, pooled over the depths and not a mean of means: scalars -> [].
+
+    It is ``factor * sum(losses) / sum(weights)``.
 
     Args:
       losses: One summed cross-entropy a depth, in nats.

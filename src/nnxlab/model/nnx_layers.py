@@ -89,9 +89,7 @@ class Experts(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         chosen = self.gate(x)
-        return ops.experts(
-            x, chosen, self.wi_0[...], self.wi_1[...], self.wo[...], self.dtype
-        )
+        return ops.experts(x, chosen, self.wi_0[...], self.wi_1[...], self.wo[...], self.dtype)
 
 
 class MoeBlock(nnx.Module):

@@ -1,0 +1,5 @@
+"""Eight CPU devices for the whole session, asked for before anything starts jax."""
+
+from nnxlab import devices
+
+devices.prepare(8)
