@@ -49,7 +49,7 @@ def parity(arguments: argparse.Namespace) -> int:
     from nnxlab import parity
 
     compared = parity.compare(parity.read(arguments.dump))
-    worst = compared[["nnx", "linen"]].max(axis=None)
+    worst = float(compared[["nnx", "linen"]].max(axis=None))
     if arguments.json:
         result = {
             "tolerance": arguments.tolerance,
