@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks lint lock clean
+.PHONY: help run test lab notebooks bench lint lock clean
 
 help: ## list these targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS='...']"
@@ -26,6 +26,9 @@ lab: $(READY) ## open the notebooks in JupyterLab
 
 notebooks: $(READY) ## run the notebooks anew and store their outputs
 	@$(VENV)/bin/nnxlab run --store $(ARGS)
+
+bench: $(READY) ## measure speed and memory, as ratios within one run
+	@$(VENV)/bin/python tests/bench.py $(ARGS)
 
 lint: $(READY) ## check style and format of source, tests and notebooks
 	@$(VENV)/bin/python -m ruff check $(ARGS) .

@@ -162,7 +162,14 @@ def test_environment_pip_section_installs_into_a_clean_venv(tmp_path):
     """Like conda, from a file beside environment.yml, but of a checkout made of links."""
     checkout = tmp_path / "checkout with spaces"
     checkout.mkdir()
-    for name in ("environment.yml", "requirements.txt", "pyproject.toml", "LICENSE", "src"):
+    for name in (
+        "environment.yml",
+        "requirements.txt",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "src",
+    ):
         (checkout / name).symlink_to(ROOT / name)
     section = checkout / "condaenv.requirements.txt"
     section.write_text("\n".join(conda()[2]) + "\n")

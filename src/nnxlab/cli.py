@@ -46,9 +46,9 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def parity(arguments: argparse.Namespace) -> int:
     """Compares both implementations with a dump of MaxText's numbers."""
-    from nnxlab import parity
+    from nnxlab import parity, reference
 
-    compared = parity.compare(parity.read(arguments.dump))
+    compared = parity.compare(parity.read(arguments.dump or reference.SMALL_DUMP))
     worst = float(compared[["nnx", "linen"]].max(axis=None))
     if arguments.json:
         result = {
@@ -113,9 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser(
         "parity",
         help="compare both implementations with numbers read off MaxText",
-        epilog="example: nnxlab parity tests/data/deepseek3_small.npz",
+        epilog="example: nnxlab parity my_dump.npz --json",
     )
-    one.add_argument("dump", type=Path, help="an npz; its resolved config lies beside it as json")
+    one.add_argument(
+        "dump",
+        type=Path,
+        nargs="?",
+        help="an npz, its resolved config beside it as json (default: the one shipped)",
+    )
     one.add_argument("--tolerance", type=float, default=1e-4, help="relative (default %(default)g)")
     one.add_argument("--json", action="store_true", help="print JSON instead of a table")
     one.set_defaults(command=parity)
