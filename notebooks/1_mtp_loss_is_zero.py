@@ -92,7 +92,7 @@ print("PASS: the gradient of every MTP weight is exactly 0")
 # %%
 print(inspect.getsource(mtp_loss.pop_in_order))
 print(inspect.getsource(mtp_loss.loss_or_zero))
-print(inspect.getsource(mtp_loss.broken))
+print(inspect.getsource(mtp_loss.generic_first))
 
 # %% [markdown]
 # nnx matches a filter by `isinstance`, and the first filter that matches wins. The method
@@ -120,7 +120,7 @@ print("PASS: the parent first finds none, the child first finds one")
 # needs the right place again, and a loss that is missing for another reason is still 0.0.
 
 # %%
-print(inspect.getsource(mtp_loss.fixed_as_in_pr))
+print(inspect.getsource(mtp_loss.specific_first))
 
 # %% [markdown]
 # The fix here takes the types in any order, pops children before their parents, and has no
@@ -128,7 +128,7 @@ print(inspect.getsource(mtp_loss.fixed_as_in_pr))
 
 # %%
 print(inspect.getsource(sown.collect))
-print(inspect.getsource(training.mtp_term))
+print(inspect.getsource(training.required_loss))
 
 # %%
 fixed = training.nnx_loss_and_gradients(model, batch, term=mtp_loss.fixed)

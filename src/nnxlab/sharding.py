@@ -135,16 +135,28 @@ def table(model, mesh, rules: Rules = MAXTEXT_RULES) -> pd.DataFrame:
     Raises:
       ShardingError: Collects every parameter whose names, rank or sizes do not fit the mesh.
     """
-    rows, faults = [], []
-    for path, variable in variables(model):
-        names, shape = compat.logical_axes(variable), tuple(variable.shape)
+    found = dict(variables(model))
+    shapes = {path: tuple(v.shape) for path, v in found.items()}
+    names = {path: compat.logical_axes(v) for path, v in found.items()}
+    return rows(shapes, names, mesh, rules, {path: v.dtype for path, v in found.items()})
+
+
+def rows(shapes, names, mesh, rules: Rules = MAXTEXT_RULES, dtypes=None) -> pd.DataFrame:
+    """The same table from shapes, names and dtypes (float32 if not given) by dotted path.
+
+    Raises:
+      ShardingError: As ``table``.
+    """
+    made, faults = [], []
+    for path, shape in shapes.items():
+        dtype = dtypes[path] if dtypes else jnp.float32
         try:
-            rows.append(_row(path, shape, variable.dtype, names, mesh, rules))
+            made.append(_row(path, shape, dtype, names[path], mesh, rules))
         except ShardingError as error:
-            faults.append(f"  {path} {shape}, names {names}: {error}")
+            faults.append(f"  {path} {shape}, names {names[path]}: {error}")
     if faults:
         raise ShardingError("cannot shard these parameters:\n" + "\n".join(faults))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(made)
 
 
 def specs(model, mesh, rules: Rules = MAXTEXT_RULES) -> dict[str, NamedSharding]:

@@ -29,25 +29,40 @@ class Result(NamedTuple):
     gradients: dict[str, np.ndarray]  # by dotted path
 
 
-MtpTerm = Callable[[DeepSeek], jax.Array]
+class MtpTerms(NamedTuple):
+    """How a training step makes the MTP loss: what it collects, and what it makes of that."""
+
+    collect: Callable[[DeepSeek], dict] | None  # pops what the forward sowed, by collection
+    loss: Callable[[dict, DeepSeekConfig], jax.Array]  # the scaled MTP loss
+
+    def __call__(self, model: DeepSeek) -> jax.Array:
+        """The MTP loss of the forward that ``model`` has just run."""
+        return self.loss(self.collect(model), model.config)
 
 
-def mtp_term(model: DeepSeek) -> jax.Array:
-    """The scaled MTP loss of the forward that ``model`` has just run; pops what it sowed.
+def collect_all(model: DeepSeek) -> dict[str, nnx.State]:
+    """Every sown variable of ``model``, popped, under its own type's name."""
+    return sown.collect(model, *SOWN_TYPES)
+
+
+def required_loss(collected: dict[str, nnx.State], config: DeepSeekConfig) -> jax.Array:
+    """The scaled MTP loss, a scalar; 0 only where the config has no MTP layers.
 
     Raises:
       MissingCollectionError: The config has MTP layers and their losses were not sown.
     """
-    collected = sown.collect(model, *SOWN_TYPES)
-    if not model.config.mtp_num_layers:
+    if not config.mtp_num_layers:
         return jnp.zeros(())
     losses, weights = (
         sown.required(collected, "mtp_losses", "mtp_block", name) for name in ("losses", "weights")
     )
-    return loss.mtp_loss(losses, weights, model.config.mtp_loss_scaling_factor)
+    return loss.mtp_loss(losses, weights, config.mtp_loss_scaling_factor)
 
 
-def nnx_loss_and_gradients(model: DeepSeek, batch: Batch, *, term: MtpTerm = mtp_term) -> Result:
+mtp_term = MtpTerms(collect_all, required_loss)
+
+
+def nnx_loss_and_gradients(model: DeepSeek, batch: Batch, *, term: MtpTerms = mtp_term) -> Result:
     """Losses and gradients of an NNX model; ``model`` itself is left as it was.
 
     Args:

@@ -16,6 +16,7 @@ from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.inputs import Batch
 from nnxlab.model.nnx_model import DeepSeek
 from nnxlab.training import (
+    MtpTerms,
     Result,
     linen_loss_and_gradients,
     mtp_term,
@@ -33,26 +34,27 @@ def pop_in_order(model: nnx.Module, types: tuple[type, ...]) -> dict[str, nnx.St
     return {kind.__name__: nnx.pop(model, kind) for kind in types}
 
 
-def loss_or_zero(collected: dict[str, nnx.State], factor: float) -> jax.Array:
+def loss_or_zero(collected: dict[str, nnx.State], config: DeepSeekConfig) -> jax.Array:
     """MaxText's ``calculate_mtp_loss``: a missing collection counts as a loss of 0.0."""
     block = collected["mtp_losses"].get("mtp_block")
     if block is None:
         return jnp.zeros(())
-    return loss.mtp_loss(block["losses"].get_value(), block["weights"].get_value(), factor)
+    losses, weights = block["losses"].get_value(), block["weights"].get_value()
+    return loss.mtp_loss(losses, weights, config.mtp_loss_scaling_factor)
 
 
-def broken(model: DeepSeek) -> jax.Array:
-    """The MTP term as before the fix: generic pop first, default 0.0."""
-    collected = pop_in_order(model, GENERIC_FIRST)
-    return loss_or_zero(collected, model.config.mtp_loss_scaling_factor)
+def generic_first(model: nnx.Module) -> dict[str, nnx.State]:
+    """The collecting before the fix."""
+    return pop_in_order(model, GENERIC_FIRST)
 
 
-def fixed_as_in_pr(model: DeepSeek) -> jax.Array:
-    """The MTP term as in the PR: specific pops first, and still a default of 0.0."""
-    collected = pop_in_order(model, SPECIFIC_FIRST)
-    return loss_or_zero(collected, model.config.mtp_loss_scaling_factor)
+def specific_first(model: nnx.Module) -> dict[str, nnx.State]:
+    """The collecting in the PR."""
+    return pop_in_order(model, SPECIFIC_FIRST)
 
 
+broken = MtpTerms(collect=generic_first, loss=loss_or_zero)
+fixed_as_in_pr = MtpTerms(collect=specific_first, loss=loss_or_zero)
 fixed = mtp_term  # any order of types, and no default: what is missing raises
 
 
