@@ -126,8 +126,8 @@ class Layer(nn.Module):
     def __call__(self, x, positions, segment_ids) -> tuple[jax.Array, None]:
         c, norm = self.config, weights.scale(self.config.emb_dim)
         normed = RMSNorm(norm, c, name="pre_self_attention_layer_norm")(x)
-        x = x + Attention(c, name="self_attention")(normed, positions, segment_ids)
+        x = ops.by_batch(x + Attention(c, name="self_attention")(normed, positions, segment_ids))
         normed = RMSNorm(norm, c, name="post_self_attention_layer_norm")(x)
         if self.moe:
-            return x + MoeBlock(c, name="DeepSeekMoeBlock_0")(normed), None
-        return x + Mlp(c, c.mlp_dim, name="mlp")(normed), None
+            return ops.by_batch(x + MoeBlock(c, name="DeepSeekMoeBlock_0")(normed)), None
+        return ops.by_batch(x + Mlp(c, c.mlp_dim, name="mlp")(normed)), None

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from nnxlab.model import loss, weights
+from nnxlab.model import loss, ops, weights
 from nnxlab.model.config import REMAT_POLICIES, DeepSeekConfig
 from nnxlab.model.linen_layers import Dense, Layer, RMSNorm, parameter
 
@@ -22,7 +22,8 @@ class Embed(nn.Module):
         self.embedding = parameter(self, "embedding", weights.embedding(self.config))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return jnp.take(self.embedding, tokens, axis=0).astype(self.config.activation_dtype)
+        embedded = jnp.take(self.embedding, tokens, axis=0)
+        return ops.by_batch(embedded.astype(self.config.activation_dtype))
 
 
 class Decoder(nn.Module):
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """[B, S, D] -> logits float32 [B, S, V]."""
-        return self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32)
+        return ops.by_batch(self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32))
 
 
 class MtpLayer(nn.Module):
@@ -120,10 +121,11 @@ class DeepSeek(nn.Module):
 def scan_axis(config: DeepSeekConfig) -> int:
     """The scan axis of every Linen weight.
 
-    ``nn.scan`` takes one axis for a whole collection, so the weights of rank 1 (norms) cap it:
-    -2 to 1 are passed on; for any other ``param_scan_axis`` Linen stacks at 0.
+    ``nn.scan`` takes one axis for a whole collection, so the weights of rank 1 (norms) cap it at
+    1, and for a negative one it puts the name of the axis a place too early. 0 and 1 are passed
+    on; for any other ``param_scan_axis`` Linen stacks at 0.
     """
-    return config.param_scan_axis if -2 <= config.param_scan_axis <= 1 else 0
+    return config.param_scan_axis if config.param_scan_axis in (0, 1) else 0
 
 
 def _scanned(config: DeepSeekConfig, length: int, name: str) -> nn.Module:

@@ -131,6 +131,6 @@ class Layer(nnx.Module):
     def __call__(self, x, positions, segment_ids) -> jax.Array:
         """[B, S, D], [B, S], [B, S] -> [B, S, D]."""
         normed = self.pre_self_attention_layer_norm(x)
-        x = x + self.self_attention(normed, positions, segment_ids)
+        x = ops.by_batch(x + self.self_attention(normed, positions, segment_ids))
         feed_forward = self.DeepSeekMoeBlock_0 if self.moe else self.mlp
-        return x + feed_forward(self.post_self_attention_layer_norm(x))
+        return ops.by_batch(x + feed_forward(self.post_self_attention_layer_norm(x)))

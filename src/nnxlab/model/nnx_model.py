@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxlab import devices
-from nnxlab.model import loss, stack, weights
+from nnxlab.model import loss, ops, stack, weights
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.nnx_layers import Dense, Layer, RMSNorm, parameter
 from nnxlab.model.scan_axis import RECORDED, RoundTrip
@@ -21,7 +21,7 @@ class Embed(nnx.Module):
         self.dtype = config.activation_dtype
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
+        return ops.by_batch(jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype))
 
 
 class Decoder(nnx.Module):
@@ -55,7 +55,7 @@ class Decoder(nnx.Module):
 
     def head(self, hidden: jax.Array) -> jax.Array:
         """[B, S, D] -> logits float32 [B, S, V]."""
-        return self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32)
+        return ops.by_batch(self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32))
 
 
 class MtpLayer(nnx.Module):

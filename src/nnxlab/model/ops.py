@@ -9,10 +9,29 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from nnxlab.model.config import DeepSeekConfig
 
 Op = Callable[[jax.Array], jax.Array]
+
+
+# Mesh axes that split the batch: MaxText 0.2.4's rule for activation_batch.
+BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
+
+
+def by_batch(x: jax.Array) -> jax.Array:
+    """Constrains an activation to be split by its rows, [B, ...], on the mesh that is set.
+
+    Without it the partitioner may follow the weights, which fsdp splits by D, and hold every row
+    on every device. Does nothing where no mesh is set (``jax.set_mesh``).
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    axes = tuple(axis for axis in BATCH_AXES if sizes.get(axis, 1) > 1)
+    if not axes:
+        return x
+    spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, dtype) -> jax.Array:

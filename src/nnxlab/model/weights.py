@@ -135,7 +135,9 @@ def layer(c: DeepSeekConfig, *, moe: bool) -> list[Weight]:
     """Every weight of one layer, for counting; norms take no draws and are left out."""
     tables = [attention(c)]
     if moe:
-        tables += [router(c), experts(c), mlp(c, c.num_shared_experts * c.moe_mlp_dim)]
+        tables += [router(c), experts(c)]
+        if c.num_shared_experts:
+            tables.append(mlp(c, c.num_shared_experts * c.moe_mlp_dim))
     else:
         tables.append(mlp(c, c.mlp_dim))
     return list(itertools.chain.from_iterable(table.values() for table in tables))

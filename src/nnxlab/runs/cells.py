@@ -108,7 +108,7 @@ def _nnx(config: DeepSeekConfig, make, broken: frozenset[str]) -> Cell:
 def _linen(config: DeepSeekConfig, make) -> Cell:
     if linen_model.scan_axis(config) != config.param_scan_axis:
         raise ValueError(
-            f"param_scan_axis={config.param_scan_axis}: Linen stacks at -2 to 1 only, and a run "
+            f"param_scan_axis={config.param_scan_axis}: Linen stacks at 0 or 1 only, and a run "
             "from the same weights needs the same layout"
         )
     plain = nnx.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(params=0)))

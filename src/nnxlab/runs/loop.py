@@ -11,13 +11,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlab import sharding
-from nnxlab.model import inputs, loss
+from nnxlab.model import inputs, loss, ops
 from nnxlab.model.inputs import Batch
 from nnxlab.runs import cells, optimizer
 from nnxlab.runs.cells import Cell
 
 FIGURES = ("loss", "lm_loss", "mtp_loss", "grad_norm", "mtp_grad_norm", "mtp_acceptance")
-_BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")  # MaxText's activation_batch
 
 
 @dataclasses.dataclass
@@ -42,7 +41,8 @@ class Run:
         inputs.check(self.cell.config, batch)
         placed = Batch(*(_placed(field, self.batch_sharding) for field in batch))
         start = time.monotonic()
-        self.state, figures = self.step(self.state, placed)
+        with jax.set_mesh(self.mesh):
+            self.state, figures = self.step(self.state, placed)
         figures = {name: float(value) for name, value in jax.device_get(figures).items()}
         seconds = time.monotonic() - start
         return figures | {"seconds": seconds, "tokens_per_second": batch.tokens.size / seconds}
@@ -175,7 +175,7 @@ def _parts(cell: Cell, params: cells.Params, batch: Batch, totals):
 
 
 def _batch_sharding(mesh: Mesh, batch: int, accumulate: int) -> NamedSharding:
-    axes = tuple(axis for axis in _BATCH_AXES if mesh.shape.get(axis, 1) > 1)
+    axes = tuple(axis for axis in ops.BATCH_AXES if mesh.shape.get(axis, 1) > 1)
     parts = 1
     for axis in axes:
         parts *= mesh.shape[axis]

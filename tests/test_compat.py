@@ -1,0 +1,74 @@
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxlab import compat, versions
+
+GOOD = {"jax": "0.10.2", "flax": "0.12.8", "qwix": "0.1.8"}
+
+
+def _with(**metadata):
+    variable = nnx.Param(jnp.zeros((2, 2)))
+    return variable.replace(**metadata)
+
+
+@pytest.mark.parametrize("names", [("a", None), ["a", None], PartitionSpec("a", None)])
+def test_names_are_read_in_every_form(names):
+    assert compat.logical_axes(_with(out_sharding=names)) == ("a", None)
+
+
+def test_a_named_sharding_is_read_by_its_spec(mesh):
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
+    assert compat.logical_axes(_with(out_sharding=sharding)) == ("fsdp",)
+
+
+def test_no_names_are_none_and_not_replicated():
+    assert compat.logical_axes(nnx.Param(jnp.zeros(2))) is None
+
+
+@pytest.mark.parametrize("key", compat.SHARDING_KEYS)
+def test_names_are_read_under_the_key_of_every_flax(key, monkeypatch):
+    # F14 (tpu-inference #3004): read under another version's key, every weight is replicated.
+    variable = nnx.Param(jnp.zeros((2, 2)))
+    monkeypatch.setattr(type(variable), "get_metadata", lambda self: {key: ("a", "b")})
+    assert compat.logical_axes(variable) == ("a", "b")
+
+
+def test_keys_that_disagree_raise(monkeypatch):
+    variable = nnx.Param(jnp.zeros((2, 2)))
+    stored = {"out_sharding": ("a", "b"), "sharding_names": ("b", "a")}
+    monkeypatch.setattr(type(variable), "get_metadata", lambda self: stored)
+    with pytest.raises(ValueError, match="disagrees with itself"):
+        compat.logical_axes(variable)
+
+
+def test_names_can_be_set_and_replaced():
+    variable = compat.param(jnp.zeros((2, 2)), ("a", "b"))
+    assert compat.logical_axes(compat.with_logical_axes(variable, ("c", "d"))) == ("c", "d")
+    assert compat.logical_axes(variable) == ("a", "b")
+    compat.set_logical_axes(variable, ("e", None))
+    assert compat.logical_axes(variable) == ("e", None)
+
+
+def test_supported_versions_pass():
+    versions.check_versions(GOOD, (3, 11))
+    versions.check_versions()
+
+
+def test_every_unsupported_version_is_in_one_error():
+    with pytest.raises(versions.UnsupportedVersionError) as caught:
+        versions.check_versions({"jax": "0.7.2", "flax": "0.12.3"}, (3, 10))
+    for part in (
+        "Python 3.10 is not one of 3.11, 3.12, 3.13",
+        "jax 0.7.2 is too old (needs >= 0.10)",
+        "flax 0.12.3 is too old (needs >= 0.12.4)",
+        "qwix is not installed (needs >= 0.1.6)",
+        "pip install",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["0.12.4", "0.12.4.dev1", "0.13", "1.0.0rc1"])
+def test_versions_at_or_past_the_least_pass(version):
+    versions.check_versions(GOOD | {"flax": version}, (3, 12))
