@@ -5,8 +5,11 @@ The metadata key was ``sharding`` up to flax 0.11.1, ``sharding_names`` up to 0.
 replicated without an error (tpu-inference #3004). All reading and writing of it is done here.
 """
 
+from collections.abc import Callable
+
+import jax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 SHARDING_KEYS = ("out_sharding", "sharding_names", "sharding")
 
@@ -49,6 +52,16 @@ def set_logical_axes(variable: nnx.Variable, names: Names) -> None:
 def param(value, names: Names) -> nnx.Param:
     """A parameter that declares ``names`` and is not placed on a mesh at creation."""
     return nnx.Param(value, out_sharding=names, eager_sharding=False)
+
+
+def eval_shape(function: Callable, *args):
+    """``nnx.eval_shape`` that lets logical names be, also where a mesh is set.
+
+    Under ``jax.set_mesh`` flax takes the names that a variable declares for axes of that mesh and
+    raises for every one that is a logical name.
+    """
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return nnx.eval_shape(function, *args)
 
 
 def _keys_in_use(variable: nnx.Variable) -> list[str]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
 from qwix._src.utils import flax_util  # qwix exports no way to ask for the current module's path
 
+from nnxlab import compat
 from nnxlab.model import inputs
 from nnxlab.model.inputs import Batch
 from nnxlab.model.nnx_model import DeepSeek
@@ -84,7 +86,7 @@ def quantize_clean(model: nnx.Module, provider: qwix.QtProvider, *call_inputs) -
     only traced: under jit its result is unused, and no operation of it is compiled.
 
     Args:
-      model: Any NNX model; unchanged.
+      model: Any NNX model, abstract or not; unchanged.
       provider: Its rules must all apply.
       *call_inputs: What ``model`` is called with.
 
@@ -92,13 +94,14 @@ def quantize_clean(model: nnx.Module, provider: qwix.QtProvider, *call_inputs) -
       UnusedRuleError: Names every rule that applied to nothing.
     """
 
-    @nnx.jit
     def traced(model):
         quantized = qwix.quantize_model(model, provider, *call_inputs)
         restore(quantized, model)
         return quantized
 
-    quantized = traced(model)
+    leaves = jax.tree.leaves(nnx.state(model))
+    abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    quantized = compat.eval_shape(traced, model) if abstract else nnx.jit(traced)(model)
     unused = unused_rules(provider)
     if unused:
         raise UnusedRuleError("quantization rules applied to nothing: " + "; ".join(unused))

@@ -80,18 +80,21 @@ def resolve(names: Names, mesh, rules: Rules = MAXTEXT_RULES) -> PartitionSpec:
       rules: Pairs of a logical name and the mesh axes it is sharded over.
 
     Raises:
-      ShardingError: A name has no rule, or the mesh has an axis that no rule mentions.
+      ShardingError: A name has no rule or stands twice, or no rule mentions an axis of the mesh.
     """
     known = {name for name, _ in rules}
     unknown = [name for name in names if name is not None and name not in known]
     if unknown:
         raise ShardingError(f"no rule for logical axis {', '.join(map(repr, unknown))}")
+    twice = sorted({name for name in names if name is not None and names.count(name) > 1})
+    if twice:
+        raise ShardingError(f"logical axis {', '.join(map(repr, twice))} stands twice")
     reachable = {axis for _, axes in rules for axis in _tuple(axes)}
     strange = [axis for axis in mesh.axis_names if axis not in reachable]
     if strange:
         raise ShardingError(
-            f"mesh axis {', '.join(map(repr, strange))} is in no rule, so nothing would be sharded "
-            f"over it; the rules know {', '.join(sorted(reachable))}"
+            f"mesh axis {', '.join(map(repr, strange))} is in no rule: nothing is sharded over it; "
+            f" the rules know {', '.join(sorted(reachable))}"
         )
     spec = nn.logical_to_mesh_axes(names, rules=tuple(rules)) or ()
     used = [tuple(a for a in _tuple(axes) if mesh.shape.get(a, 1) > 1) for axes in spec]

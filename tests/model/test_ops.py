@@ -49,9 +49,7 @@ def test_rotating_keeps_norms_and_scores_see_relative_positions_only():
     x, y = _random(1, 4, 1, 8), _random(1, 4, 1, 8, seed=1)
     near, far = jnp.arange(4)[None], jnp.arange(4)[None] + 100
     a, b = (ops.rotate(x, p, SIZES) for p in (near, far))
-    np.testing.assert_allclose(
-        jnp.linalg.norm(a, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5
-    )
+    np.testing.assert_allclose(jnp.linalg.norm(a, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5)
     scores = [
         jnp.einsum("bshr,bthr->bst", ops.rotate(x, p, SIZES), ops.rotate(y, p, SIZES))
         for p in (near, far)

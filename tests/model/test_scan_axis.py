@@ -98,7 +98,9 @@ def _variable(names, shape, name="stack", position=0):
 
 
 def test_a_state_goes_to_a_layer_and_back_unchanged():
-    state = nnx.State({"a": {"w": _variable(("stack", "x"), (3, 2)), "free": nnx.Param(jnp.zeros(()))}})
+    state = nnx.State(
+        {"a": {"w": _variable(("stack", "x"), (3, 2)), "free": nnx.Param(jnp.zeros(()))}}
+    )
     layer = scan_axis.to_layer(state, RECORDED)
     assert compat.logical_axes(layer["a"]["w"]) == ("x",)
     assert compat.logical_axes(scan_axis.to_stack(layer, RECORDED)["a"]["w"]) == ("stack", "x")

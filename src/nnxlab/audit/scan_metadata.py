@@ -44,7 +44,7 @@ def check_forward(model: nnx.Module, forward: Callable[[nnx.Module], object]) ->
         forward(model)
         return model
 
-    before, after = _names(model), _names(nnx.eval_shape(run, nnx.clone(model)))
+    before, after = _names(model), _names(compat.eval_shape(run, nnx.clone(model)))
     moved = [f"  {p}: {before[p]} -> {after.get(p)}" for p in before if before[p] != after.get(p)]
     if moved:
         raise MetadataError(

@@ -3,6 +3,7 @@
 import pandas as pd
 from flax import nnx
 
+from nnxlab import compat
 from nnxlab.model.scan_axis import dotted
 
 
@@ -28,7 +29,7 @@ def ledger(model: nnx.Module, filters: tuple[type, ...], *inputs) -> pd.DataFram
         model(*inputs)
         return model
 
-    after = nnx.state(nnx.eval_shape(forward, nnx.clone(model)))
+    after = nnx.state(compat.eval_shape(forward, nnx.clone(model)))
     sown = [(p, type(v)) for p, v in nnx.to_flat_state(after) if p not in before]
     rows = [(dotted(path), kind, *_dealt(kind, filters)) for path, kind in sown]
     rows = [(p, k.__name__, _name(t), _name(b), _fault(k, t, b)) for p, k, t, b in rows]

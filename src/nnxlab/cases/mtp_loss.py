@@ -14,7 +14,6 @@ from nnxlab.cases.finding import Claim, Finding
 from nnxlab.model import inputs, loss, nnx_model, port, sown
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.inputs import Batch
-from nnxlab.model.nnx_model import DeepSeek
 from nnxlab.training import (
     MtpTerms,
     Result,

@@ -12,6 +12,7 @@ import jax
 import qwix
 from flax import nnx
 
+from nnxlab import compat
 from nnxlab.audit import quantized as audit
 from nnxlab.cases.finding import Claim, Finding
 from nnxlab.model import inputs, linen_model, nnx_model
@@ -54,18 +55,19 @@ class GuardedDeepSeek(DeepSeek):
 
 def abstract_guarded(config: DeepSeekConfig) -> GuardedDeepSeek:
     """An abstract ``GuardedDeepSeek``."""
-    return nnx.eval_shape(lambda: GuardedDeepSeek(config, rngs=nnx.Rngs(0)))
+    return compat.eval_shape(lambda: GuardedDeepSeek(config, rngs=nnx.Rngs(0)))
 
 
 def call_path(call, *args) -> list[str]:
-    """The functions of nnxlab that stand on the stack when ``call`` raises, outermost first."""
+    """The functions of cases and model on the stack when ``call`` raises, outermost first."""
     try:
         call(*args)
     except Exception as error:  # whatever it is, its way is the evidence
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     else:
         return []
-    inside = [f.f_code for f in frames if f.f_globals.get("__name__", "").startswith("nnxlab.")]
+    ours = ("nnxlab.cases.", "nnxlab.model.")
+    inside = [f.f_code for f in frames if f.f_globals.get("__name__", "").startswith(ours)]
     names = [code.co_qualname for code in inside if code.co_name != "call_path"]
     return [name for name in names if "<" not in name and not name.startswith("_")]
 
@@ -106,6 +108,7 @@ def run(config: DeepSeekConfig) -> Finding:
         error, provider = error_of(broken, abstract, make()), make()
         clean = fixed(model, provider)
         left, unused = audit.leftovers(model, clean), unused_rules(provider)
+        missed = [m for m in audit.unreached(clean, provider.quantized) if "mtp_block" in m]
         left_by_qwix = audit.leftovers(abstract, fixed_as_in_pr(abstract, make()))
         missing = error_of(fixed, model, make(), inputs.dummy(config)._replace(targets=None))
         evidence["broken_error"] = error
@@ -122,7 +125,9 @@ def run(config: DeepSeekConfig) -> Finding:
         fixed_claims += [
             Claim(f"{name}: nothing is left behind", not left),
             Claim(f"{name}: every rule applied", not unused),
-            Claim(f"{name}: MTP modules are quantized", bool(mtp_modules(provider))),
+            Claim(
+                f"{name}: every MTP matrix is quantized", bool(mtp_modules(provider)) and not missed
+            ),
             Claim(f"{name}: a missing input is named", missing.startswith(_MISSING)),
         ]
     return Finding(
@@ -140,4 +145,4 @@ _MISSING = f"{MissingInputError.__name__}: the model needs targets"
 
 
 def _traced(model: DeepSeek, provider: qwix.QtProvider, *batch) -> DeepSeek:
-    return nnx.eval_shape(lambda model: qwix.quantize_model(model, provider, *batch), model)
+    return compat.eval_shape(lambda model: qwix.quantize_model(model, provider, *batch), model)

@@ -10,7 +10,7 @@ import pandas as pd
 import qwix
 from flax import nnx
 
-from nnxlab import sharding
+from nnxlab import compat, sharding
 from nnxlab.cases.finding import Claim, Finding
 from nnxlab.compat import Names
 from nnxlab.model import inputs, stack
@@ -70,7 +70,7 @@ def model_after(config: DeepSeekConfig, trip: RoundTrip, forwards: int) -> DeepS
             mtp_term(model)
         return model
 
-    return nnx.eval_shape(build_and_run)
+    return compat.eval_shape(build_and_run)
 
 
 def quantized_in_construction(config: DeepSeekConfig, trip: RoundTrip) -> DeepSeek:
@@ -84,7 +84,7 @@ def quantized_in_construction(config: DeepSeekConfig, trip: RoundTrip) -> DeepSe
         model = DeepSeek(config, rngs=nnx.Rngs(0), trip=trip)
         return qwix.quantize_model(model, fp8_full(), *inputs.dummy(config))
 
-    return nnx.eval_shape(build_and_quantize)
+    return compat.eval_shape(build_and_quantize)
 
 
 def before_and_after(config: DeepSeekConfig, mesh, trip: RoundTrip) -> pd.DataFrame:
@@ -120,7 +120,7 @@ def steps(names: Names, recorded: ScanAxis) -> pd.DataFrame:
 
 def immune_stack(config: DeepSeekConfig, name: str) -> bool:
     """Whether a stack whose layer axis is called ``name`` survives the broken round trip."""
-    layers = nnx.eval_shape(
+    layers = compat.eval_shape(
         lambda: stack.create(
             lambda rngs: Layer(config, moe=False, rngs=rngs), 2, name, 1, nnx.Rngs(0)
         )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnxlab import devices
+from nnxlab import compat, devices
 from nnxlab.model import loss, ops, stack, weights
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.nnx_layers import Dense, Layer, RMSNorm, parameter
@@ -161,4 +161,4 @@ def create(config: DeepSeekConfig, *, seed: int = 0, trip: RoundTrip = RECORDED)
 
 def abstract(config: DeepSeekConfig, *, trip: RoundTrip = RECORDED) -> DeepSeek:
     """The same model with shapes for values: any size, no array allocated."""
-    return nnx.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(params=0), trip=trip))
+    return compat.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(params=0), trip=trip))

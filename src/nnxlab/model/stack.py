@@ -31,7 +31,7 @@ def create(
     """
     keys = jax.random.split(rngs.params(), length)
     stacked = jax.vmap(lambda key: nnx.state(build(nnx.Rngs(params=key))))(keys)
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(params=0))))
+    graphdef = nnx.graphdef(compat.eval_shape(lambda: build(nnx.Rngs(params=0))))
     return nnx.merge(graphdef, _map(lambda v: _stacked(v, name, axis), stacked))
 
 

@@ -84,7 +84,7 @@ def _nnx(config: DeepSeekConfig, make, broken: frozenset[str]) -> Cell:
         model = DeepSeek(config, rngs=nnx.Rngs(params=seed), trip=trip)
         return quantize(model, make()) if make else model
 
-    graphdef, params, rest = nnx.split(nnx.eval_shape(construct), nnx.Param, ...)
+    graphdef, params, rest = nnx.split(compat.eval_shape(construct), nnx.Param, ...)
     assert not nnx.to_flat_state(rest), "the specimen has no state but its weights"
     paths = {dotted(path): path for path, _ in nnx.to_flat_state(params)}
     variables = dict(nnx.to_flat_state(params))
@@ -111,7 +111,7 @@ def _linen(config: DeepSeekConfig, make) -> Cell:
             f"param_scan_axis={config.param_scan_axis}: Linen stacks at 0 or 1 only, and a run "
             "from the same weights needs the same layout"
         )
-    plain = nnx.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(params=0)))
+    plain = compat.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(params=0)))
     variables = {dotted(p): v for p, v in nnx.to_flat_state(nnx.state(plain, nnx.Param))}
     model = linen_model.DeepSeek(config)
     model = qwix.quantize_model(model, make()) if make else model
@@ -162,5 +162,3 @@ def totals(config: DeepSeekConfig, mask: jax.Array) -> tuple[jax.Array, jax.Arra
         rolled = loss.roll_left(rolled)
         pooled += rolled.sum()
     return counted.sum(), pooled
-
-

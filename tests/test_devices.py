@@ -1,0 +1,82 @@
+import os
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import jax
+import pytest
+from hypothesis import given
+from jax.sharding import AxisType
+
+from nnxlab import devices
+
+axes = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.integers(1, 999), min_size=1
+)
+
+
+@given(axes)
+def test_a_mesh_text_is_read_back(sizes):
+    text = ",".join(f"{name}={size}" for name, size in sizes.items())
+    assert devices.parse_mesh(text) == sizes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fsdp", "fsdp=", "fsdp=0", "fsdp=-1", "=8", "fsdp=8;x=1", "8"]
+)
+def test_another_form_is_refused(text):
+    with pytest.raises(ValueError, match="is not AXIS=SIZE"):
+        devices.parse_mesh(text)
+
+
+def test_an_axis_that_stands_twice_is_refused():
+    with pytest.raises(ValueError, match="axis 'a' stands twice"):
+        devices.parse_mesh("a=2,a=4")
+
+
+def test_axis_types_are_auto_and_the_text_says_what_it_is_made_of(mesh):
+    assert mesh.axis_types == (AxisType.Auto,)
+    assert devices.describe(mesh) == "fsdp=8 on 8 cpu devices"
+    assert devices.describe(devices.mesh("data=1")) == "data=1 on 1 cpu device"
+
+
+def test_too_many_devices_are_refused_with_what_to_set():
+    count = 2 * len(jax.devices("cpu"))
+    with pytest.raises(devices.TooFewDevicesError, match=f"JAX_NUM_CPU_DEVICES={count}"):
+        devices.mesh({"fsdp": count})
+
+
+def test_a_platform_that_is_not_there_is_named():
+    with pytest.raises(devices.TooFewDevicesError, match="no tpu devices here"):
+        devices.mesh("fsdp=1", platform="tpu")
+
+
+def test_one_shot_options_are_for_cpu_only(monkeypatch):
+    assert devices.one_shot()
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert devices.one_shot() == {}
+
+
+def _fresh(code, **environment):
+    kept = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True
+    )
+
+
+MESH = "from nnxlab import devices; print(devices.describe(devices.mesh('fsdp=8')))"
+
+
+def test_eight_cpu_devices_are_made_where_there_is_one():
+    assert _fresh(MESH).stdout.strip() == "fsdp=8 on 8 cpu devices"
+
+
+def test_a_larger_count_of_the_users_is_kept():
+    done = _fresh(MESH + "; import jax; print(jax.device_count())", JAX_NUM_CPU_DEVICES="16")
+    assert done.stdout.split()[-1] == "16"
+
+
+def test_jax_started_too_early_is_said_to_be_so():
+    done = _fresh("import jax; jax.devices(); " + MESH)
+    assert "TooFewDevicesError: the mesh needs 8 devices and jax has 1 cpu" in done.stderr
+    assert "before the first jax computation" in done.stderr
