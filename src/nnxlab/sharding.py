@@ -94,7 +94,7 @@ def resolve(names: Names, mesh, rules: Rules = MAXTEXT_RULES) -> PartitionSpec:
     if strange:
         raise ShardingError(
             f"mesh axis {', '.join(map(repr, strange))} is in no rule: nothing is sharded over it; "
-            f" the rules know {', '.join(sorted(reachable))}"
+            f"the rules know {', '.join(sorted(reachable))}"
         )
     spec = nn.logical_to_mesh_axes(names, rules=tuple(rules)) or ()
     used = [tuple(a for a in _tuple(axes) if mesh.shape.get(a, 1) > 1) for axes in spec]
