@@ -1,6 +1,11 @@
 """Eight CPU devices for the whole session, asked for before anything starts jax."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
 from nnxlab import devices, reference
 from nnxlab.model import config, inputs, nnx_model
@@ -19,9 +24,44 @@ def sizes():
     return config.DEEPSEEK3_SMALL.replace(mtp_num_layers=1)
 
 
-@pytest.fixture
-def model(sizes):
+@pytest.fixture(scope="session")
+def _created(sizes):
     return nnx_model.create(sizes)
+
+
+@pytest.fixture
+def model(_created):
+    """The small model with one MTP layer, seed 0; each test's own copy, as building takes 4 s."""
+    return nnx.clone(_created)
+
+
+@pytest.fixture(scope="session")
+def filled():
+    """Makes a model of any config from random numbers of the host: nothing is compiled."""
+
+    def make(sizes, seed=0):
+        graphdef, state = nnx.split(nnx_model.abstract(sizes))
+        random = np.random.default_rng(seed)
+        return nnx.merge(graphdef, jax.tree.map(lambda x: _normal(random, x), state))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def equations():
+    """Every equation of a traced function, those inside scan, jit and checkpoint included."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation
+            for inner in jaxprs_in_params(equation.params):
+                yield from walk(inner)
+
+    return lambda function, *args: list(walk(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def _normal(random, leaf):
+    return jnp.asarray(random.normal(scale=0.1, size=leaf.shape), leaf.dtype)
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -49,6 +50,38 @@ def test_names_can_be_set_and_replaced():
     assert compat.logical_axes(variable) == ("a", "b")
     compat.set_logical_axes(variable, ("e", None))
     assert compat.logical_axes(variable) == ("e", None)
+
+
+@pytest.mark.parametrize("keys", [("sharding_names",), ("out_sharding", "sharding_names")])
+def test_new_names_go_to_every_key_in_use_and_to_no_other(keys):
+    # MaxText's linen-style layers carry sharding_names under every flax.
+    stored = {key: ("a", "b") for key in keys}
+    variable = compat.with_logical_axes(_with(**stored), ("c", None))
+    assert compat.logical_axes(variable) == ("c", None)
+    kept = {key: variable.get_metadata().get(key) for key in compat.SHARDING_KEYS}
+    assert {key for key, names in kept.items() if names is not None} == set(keys)
+
+
+def test_keys_that_agree_in_different_forms_are_read():
+    both = _with(out_sharding=PartitionSpec("a", None), sharding_names=("a", None))
+    assert compat.logical_axes(both) == ("a", None)
+
+
+def test_a_parameter_keeps_logical_names_on_a_mesh_without_them(mesh):
+    with jax.set_mesh(mesh):
+        variable = compat.param(jnp.zeros((8, 2)), ("embed", "mlp"))
+    assert compat.logical_axes(variable) == ("embed", "mlp")
+    assert variable.get_value().sharding.is_fully_replicated
+
+
+def test_shapes_are_evaluated_where_a_mesh_is_set_and_that_one_is_back_afterwards(mesh):
+    with jax.set_mesh(mesh):
+        model = compat.eval_shape(
+            lambda x: nnx.Param(x, out_sharding=("embed", "mlp")), jnp.zeros((8, 2))
+        )
+        assert jax.sharding.get_abstract_mesh().shape == {"fsdp": 8}
+    assert compat.logical_axes(model) == ("embed", "mlp")
+    assert model.shape == (8, 2)
 
 
 def test_supported_versions_pass():

@@ -1,13 +1,16 @@
-"""The command line: ``nnxlab verify``, ``nnxlab parity``, ``nnxlab run``."""
+"""The command line: ``nnxlab verify``, ``parity``, ``train``, ``run``."""
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from nnxlab.runs.train import add_arguments as add_train_arguments
 
 OUT, ERR = Console(), Console(stderr=True)
 
@@ -19,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
       0 if everything holds, 1 if a claim or a tolerance does not, 2 for bad input, 130 on Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
+    arguments.command_line = sys.argv[1:] if argv is None else argv
     try:
         return arguments.command(arguments)
     except KeyboardInterrupt:
@@ -93,6 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     return verify(arguments)
 
 
+def train(arguments: argparse.Namespace) -> int:
+    """Trains one cell."""
+    from nnxlab.runs import train
+
+    return train.run(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nnxlab",
@@ -124,6 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--tolerance", type=float, default=1e-4, help="relative (default %(default)g)")
     one.add_argument("--json", action="store_true", help="print JSON instead of a table")
     one.set_defaults(command=parity)
+
+    one = commands.add_parser(
+        "train",
+        help="train one cell of the PR's matrix, with or without its bugs",
+        epilog="example: nnxlab train --cell nnx_mtp --broken mtp-loss --steps 20 --csv run.csv",
+    )
+    add_train_arguments(one)
+    one.set_defaults(command=train)
 
     one = commands.add_parser(
         "run",

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from nnxlab.model import config
@@ -24,6 +26,40 @@ def test_every_contradiction_is_in_one_message():
         "dtype='float16'",
     ):
         assert name in str(caught.value)
+
+
+WHOLE = [f.name for f in dataclasses.fields(config.DeepSeekConfig) if f.type is int]
+NOT_CHECKED = pytest.mark.xfail(
+    strict=True, reason="num_shared_experts=-1 is accepted and fails inside the model"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=NOT_CHECKED) if name == "num_shared_experts" else name
+        for name in WHOLE
+        if name != "param_scan_axis"
+    ],
+)
+def test_no_size_is_negative(name):
+    with pytest.raises(ValueError, match=f"{name}=-1"):
+        config.DEEPSEEK3_SMALL.replace(**{name: -1})
+
+
+def test_the_bounds_themselves_are_allowed():
+    small = config.DEEPSEEK3_SMALL
+    assert small.replace(first_num_dense_layers=5).num_moe_layers == 0
+    assert small.replace(first_num_dense_layers=0).num_moe_layers == 5
+    assert small.replace(num_experts_per_tok=8).num_experts == 8
+    assert small.replace(num_shared_experts=0, param_scan_axis=-1).mtp_num_layers == 0
+
+
+def test_a_config_cannot_be_changed_or_given_an_unknown_size():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.DEEPSEEK3_SMALL.emb_dim = 3
+    with pytest.raises(TypeError, match="emb_dims"):
+        config.DEEPSEEK3_SMALL.replace(emb_dims=3)
 
 
 def test_tiny_is_maxtexts_deepseek3_tiny():

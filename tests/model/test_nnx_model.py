@@ -1,61 +1,89 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from nnxlab import audit
+from nnxlab import audit, compat, devices, sharding
 from nnxlab.model import config, inputs, nnx_model, port, sown
 from nnxlab.training import mtp_term
 
+# What one depth sows on a batch of shape (1, 8).
+SOWN = {
+    "mtp_losses": {"losses": (), "weights": ()},
+    "mtp_acceptance": {"predictions": (1, 8), "mask": (1, 8)},
+}
+
 
 @pytest.fixture(scope="module")
-def forward(sizes, batch):
-    """Logits of a config from the weights of the plain one, and how it changes with options."""
-    weights = port.to_linen(nnx_model.create(sizes))
+def forward(sizes, filled):
+    """Logits of a config on a batch, from the weights of the plain one."""
+    weights = dict(sharding.variables(nnx_model.create(sizes)))
+    weights = {path: np.asarray(variable[...]) for path, variable in weights.items()}
 
-    def run(**changes):
-        model = nnx_model.create(sizes.replace(**changes))
-        port.from_linen(_moved(weights, model), model)
+    def compiled(**changes):
+        model = filled(sizes.replace(**changes))
+        port.load(model, weights, axis=sizes.param_scan_axis)
         graphdef, state = nnx.split(model)
-        return jax.jit(lambda s: nnx.merge(graphdef, s, copy=True)(*batch))(state)
+        run = jax.jit(
+            lambda state, batch: nnx.merge(graphdef, state, copy=True)(*batch),
+            compiler_options=devices.one_shot(),
+        )
+        return lambda batch: np.asarray(run(state, batch))
 
-    return run
-
-
-def _moved(weights, model):
-    """Linen weights stacked at 1, as Linen would stack them for ``model``."""
-    from nnxlab.model.linen_model import scan_axis
-    from nnxlab.model.scan_axis import position_for
-
-    def move(path, value):
-        if "_layers" not in jax.tree_util.keystr(path):
-            return value
-        return np.moveaxis(value, 1, position_for(scan_axis(model.config), value.ndim - 1))
-
-    return jax.tree_util.tree_map_with_path(move, weights)
+    return compiled
 
 
 @pytest.fixture(scope="module")
-def plain(forward):
+def plain_forward(forward):
     return forward()
 
 
+@pytest.fixture(scope="module")
+def plain(plain_forward, batch):
+    return plain_forward(batch)
+
+
 @pytest.mark.parametrize("policy", ["full", "minimal"])
-def test_remat_gives_the_same_logits(forward, plain, policy):
-    np.testing.assert_allclose(forward(remat_policy=policy), plain, rtol=1e-5, atol=1e-5)
+def test_remat_gives_the_same_logits(forward, plain, batch, policy):
+    logits = forward(remat_policy=policy)(batch)
+    np.testing.assert_allclose(logits, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("axis", [0, 3])
-def test_any_scan_axis_gives_the_same_logits(forward, plain, axis):
-    np.testing.assert_allclose(forward(param_scan_axis=axis), plain, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("axis", [0, 2, 3, -1])
+def test_any_scan_axis_gives_the_same_logits(forward, plain, batch, axis):
+    logits = forward(param_scan_axis=axis)(batch)
+    np.testing.assert_allclose(logits, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_activations_stay_near(forward, plain):
-    rough = forward(dtype="bfloat16")
+def test_a_later_token_changes_no_earlier_logits(plain_forward, plain, batch):
+    tokens = batch.tokens.at[:, 9].set((batch.tokens[:, 9] + 1) % 256)
+    changed = plain_forward(batch._replace(tokens=tokens)) != plain
+    assert not changed[:, :9].any() and changed[:, 9:].any(axis=(0, 2)).all()
+
+
+def test_a_packed_document_does_not_see_the_one_before(plain_forward, batch):
+    segments = jnp.where(jnp.arange(16) < 6, 1, 2) * jnp.ones_like(batch.tokens)
+    packed = batch._replace(segment_ids=segments)
+    other = packed._replace(tokens=packed.tokens.at[:, :6].set(0))
+    changed = plain_forward(other) != plain_forward(packed)
+    assert changed[:, :6].any() and not changed[:, 6:].any()
+
+
+def test_targets_are_not_seen_by_the_main_head(plain_forward, plain, batch):
+    other = batch._replace(
+        targets=jnp.zeros_like(batch.targets), target_mask=jnp.zeros_like(batch.target_mask)
+    )
+    np.testing.assert_array_equal(plain_forward(other), plain)
+
+
+def test_bfloat16_activations_stay_near(forward, plain, batch):
+    rough = forward(dtype="bfloat16")(batch)
     assert rough.dtype == jnp.float32 and bool((rough != plain).any())
     # The median, since a token whose second and third expert nearly tie may take the other one.
-    assert float(jnp.median(jnp.abs(rough - plain))) < 0.05 * float(plain.std())
+    assert np.median(np.abs(rough - plain)) < 0.05 * plain.std()
 
 
 def test_each_depth_sows_one_entry():
@@ -66,8 +94,11 @@ def test_each_depth_sows_one_entry():
         model(*inputs.dummy(sizes))
         return sown.collect(model, sown.mtp_losses, sown.mtp_acceptance)
 
-    block = nnx.eval_shape(run, model)["mtp_losses"]["mtp_block"]
-    assert len(block["losses"].get_value()) == len(block["weights"].get_value()) == 2
+    collected = compat.eval_shape(run, model)
+    for name, parts in SOWN.items():
+        for part, shape in parts.items():
+            entries = collected[name]["mtp_block"][part].get_value()
+            assert [entry.shape for entry in entries] == [shape, shape]
 
 
 def test_a_forward_leaves_metadata_alone_and_nothing_behind(sizes):
@@ -79,15 +110,59 @@ def test_a_forward_leaves_metadata_alone_and_nothing_behind(sizes):
         mtp_term(model)
         return model
 
-    after = nnx.eval_shape(run, model)
+    after = compat.eval_shape(run, model)
     assert nnx.to_flat_state(nnx.state(after)).paths == nnx.to_flat_state(nnx.state(model)).paths
+
+
+def test_a_forward_adds_the_four_sown_variables_and_keeps_all_metadata(sizes):
+    model = nnx_model.abstract(sizes)
+
+    def run(model):
+        model(*inputs.dummy(sizes))
+        return model
+
+    states = (nnx.state(m) for m in (model, compat.eval_shape(run, model)))
+    before, after = (dict(nnx.to_flat_state(state)) for state in states)
+    new = {path: type(after[path]).__name__ for path in after.keys() - before.keys()}
+    assert new == {("mtp_block", part): name for name, parts in SOWN.items() for part in parts}
+    for path, variable in before.items():
+        assert type(after[path]) is nnx.Param
+        assert after[path].get_metadata() == variable.get_metadata()
 
 
 def test_without_mtp_layers_no_targets_are_needed_and_the_term_is_0():
     sizes = config.DEEPSEEK3_SMALL
-    model = nnx_model.create(sizes)
-    model(*inputs.dummy(sizes))
+    model = nnx_model.abstract(sizes)
+
+    def run(model):
+        model(*inputs.dummy(sizes))
+        return model
+
+    assert port.shapes(compat.eval_shape(run, model)) == port.shapes(model)
     assert float(mtp_term(model)) == 0.0
+
+
+def test_it_is_called_as_the_batch_is_laid_out():
+    parameters = inspect.signature(nnx_model.DeepSeek.__call__).parameters
+    assert tuple(parameters)[1:] == inputs.Batch._fields
+
+
+def test_an_abstract_model_of_671b_allocates_nothing():
+    arrays = len(jax.live_arrays())
+    model = nnx_model.abstract(config.DEEPSEEK3_671B)
+    leaves = jax.tree.leaves(nnx.state(model))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert len(jax.live_arrays()) <= arrays
+
+
+def test_depths_and_stacks_may_be_missing():
+    for dense in (0, 5):
+        sizes = config.DEEPSEEK3_SMALL.replace(first_num_dense_layers=dense)
+        model = nnx_model.abstract(sizes)
+        logits = compat.eval_shape(lambda m, s=sizes: m(*inputs.dummy(s)), model)
+        assert logits.shape == (1, 8, 256)
+        assert hasattr(model.decoder, "moe_layers") == (dense == 0)
+        assert hasattr(model.decoder, "dense_layers") == (dense == 5)
 
 
 def test_no_shared_expert_is_a_size_too():

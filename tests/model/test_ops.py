@@ -16,6 +16,13 @@ def _random(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+def test_rms_norm_squares_in_float32_whatever_the_activations():
+    # In bfloat16 a sum of 1,000 ones sticks at 256.
+    x = jnp.ones((1, 1000), jnp.bfloat16)
+    found = ops.rms_norm(x, jnp.ones(1000), 0.0, jnp.bfloat16)
+    assert found.dtype == jnp.bfloat16 and bool((found == 1).all())
+
+
 def test_rms_norm_is_the_formula():
     x, scale = np.asarray(_random(2, 3, 8)), np.asarray(_random(8, seed=1))
     expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
@@ -30,10 +37,12 @@ def test_dense_contracts_the_last_axes_with_the_first(axes):
     np.testing.assert_allclose(ops.dense(x, kernel, jnp.float32, axes), expected, rtol=1e-5)
 
 
-def test_yarn_frequencies_are_those_published_with_deepseek_v3():
+@pytest.mark.parametrize("sizes", [SIZES, config.DEEPSEEK3_671B], ids=["small", "671b"])
+def test_yarn_frequencies_are_those_published_with_deepseek_v3(sizes):
     # Written anew from the paper (arXiv 2309.00071, section 3.2), one frequency at a time.
-    dim, base, factor, context = SIZES.qk_rope_head_dim, 10_000.0, 40.0, 4096
-    found = ops.yarn_frequencies(SIZES)
+    dim, base, factor, context = sizes.qk_rope_head_dim, 10_000.0, 40.0, 4096
+    found = ops.yarn_frequencies(sizes)
+    assert found.shape == (dim // 2,)
 
     def boundary(rotations):
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -73,6 +82,25 @@ def test_attention_is_causal_and_stays_in_its_document():
     np.testing.assert_array_equal(mask, expected)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_a_token_sees_itself_and_what_is_earlier_in_its_document(ids):
+    mask = np.asarray(ops.attention_mask(jnp.array([ids, ids[::-1]])))
+    for row, segments in zip(mask, (ids, ids[::-1]), strict=True):
+        for s, t in np.ndindex(row.shape):
+            assert row[s, t] == (t <= s and segments[s] == segments[t])
+
+
+def test_attention_is_the_softmax_over_the_tokens_that_are_seen():
+    q, k, v = (_random(1, 3, 1, 2, seed=s) for s in range(3))
+    mask = ops.attention_mask(jnp.array([[1, 2, 2]]))
+    out = np.asarray(ops.attend(q, k, v, mask))[0, :, 0]
+    q, k, v = (np.asarray(x)[0, :, 0] for x in (q, k, v))
+    scores = np.exp(k[1:] @ q[2])
+    np.testing.assert_allclose(out[:2], v[:2], rtol=1e-5)
+    np.testing.assert_allclose(out[2], scores @ v[1:] / scores.sum(), rtol=1e-5)
+
+
 def test_a_masked_token_has_no_influence():
     q, k, v = (_random(1, 4, 2, 3, seed=s) for s in range(3))
     mask = ops.attention_mask(jnp.array([[1, 1, 2, 2]]))
@@ -96,6 +124,37 @@ def test_router_chooses_by_biased_scores_and_weighs_by_unbiased_ones(seed):
     expected = np.where(chosen, scores, 0)
     expected = expected / expected.sum(-1, keepdims=True) * SIZES.routed_scaling_factor
     np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+def test_equal_scores_still_choose_exactly_so_many_experts():
+    scores = jnp.full((1, 2, SIZES.num_experts), 0.5)
+    weights = ops.route(scores, jnp.zeros(SIZES.num_experts), SIZES)
+    assert ((weights > 0).sum(-1) == SIZES.num_experts_per_tok).all()
+
+
+def test_the_routing_bias_gets_no_gradient():
+    def total(bias):
+        return (ops.route(scores, bias, SIZES) * _random(1, 2, SIZES.num_experts, seed=1)).sum()
+
+    scores = jax.nn.sigmoid(_random(1, 2, SIZES.num_experts))
+    assert not jax.grad(total)(jnp.zeros(SIZES.num_experts)).any()
+
+
+def test_the_rotary_part_of_the_key_is_shared_by_all_heads():
+    sizes, positions = SIZES, jnp.arange(3)[None]
+    kernel = _random(sizes.kv_lora_rank, sizes.num_heads, 16 + 16, seed=1)
+    key, value = ops.mla_key_value(
+        _random(1, 3, sizes.kv_lora_rank + sizes.qk_rope_head_dim),
+        positions,
+        sizes,
+        lambda x: x,
+        lambda x: x,
+        lambda x: ops.dense(x, kernel, jnp.float32),
+    )
+    assert key.shape == (1, 3, 4, 24) and value.shape == (1, 3, 4, 16)
+    rotary = key[..., 16:]
+    np.testing.assert_array_equal(rotary, jnp.broadcast_to(rotary[:, :, :1], rotary.shape))
+    assert (key[:, :, 0, :16] != key[:, :, 1, :16]).any()
 
 
 def test_experts_are_the_weighted_sum_of_each_experts_swiglu():

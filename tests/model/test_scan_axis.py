@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from hypothesis import assume, given
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlab import compat
 from nnxlab.model import scan_axis
@@ -84,10 +84,13 @@ def test_a_position_outside_the_value_raises(names, position):
 
 
 @given(st.integers(-9, 9), st.integers(0, 6))
-def test_position_is_cut_to_the_weights_rank(axis, rank):
+def test_position_counts_from_the_end_and_is_cut_to_the_weights_rank(axis, rank):
     position = scan_axis.position_for(axis, rank)
-    assert 0 <= position <= rank
-    if -rank - 1 <= axis <= rank:
+    if axis > rank:
+        assert position == rank
+    elif axis < -rank - 1:
+        assert position == 0
+    else:
         assert position == axis % (rank + 1)
 
 
@@ -107,9 +110,22 @@ def test_a_state_goes_to_a_layer_and_back_unchanged():
     assert compat.logical_axes(layer["a"]["free"]) is None
 
 
-def test_a_partition_spec_is_read_as_names():
-    state = nnx.State({"w": _variable(PartitionSpec("stack", "x"), (3, 2))})
-    assert compat.logical_axes(scan_axis.to_layer(state, RECORDED)["w"]) == ("x",)
+@pytest.mark.parametrize("form", ["tuple", "PartitionSpec", "NamedSharding"])
+def test_every_form_of_metadata_is_read_as_names(form, mesh):
+    forms = {"tuple": (None, "fsdp"), "PartitionSpec": PartitionSpec(None, "fsdp")}
+    forms["NamedSharding"] = NamedSharding(mesh, PartitionSpec("fsdp", None))
+    name = "fsdp" if form == "NamedSharding" else None
+    variable = _variable(forms[form], (8, 2), name="fsdp", position=0 if name else 1)
+    layer = scan_axis.to_layer(nnx.State({"w": variable}), RECORDED)
+    assert compat.logical_axes(layer["w"]) == (None,)
+    back = scan_axis.to_stack(layer, RECORDED)["w"]
+    assert compat.logical_axes(back) == compat.logical_axes(variable)
+
+
+def test_the_input_state_is_left_alone():
+    state = nnx.State({"w": _variable(("stack", "x"), (3, 2))})
+    scan_axis.to_layer(state, RECORDED)
+    assert compat.logical_axes(state["w"]) == ("stack", "x")
 
 
 def test_all_faults_of_a_state_are_raised_at_once_with_path_names_and_rank():
@@ -131,6 +147,30 @@ def test_all_faults_of_a_state_are_raised_at_once_with_path_names_and_rank():
     assert "misplaced: names ('x', 'stack'), rank 2: 'stack' at 1, not at 0" in text
     assert "unrecorded: names ('stack', 'x'), rank 2: records no partition_name" in text
     assert "sound" not in text
+
+
+def test_all_faults_on_the_way_back_are_raised_at_once_too():
+    layer = {
+        "a": {"there": _variable(("x", "stack", "y"), (3, 2, 2))},
+        "long": _variable(("x", "y"), (3, 2)),
+        "outside": _variable(("x",), (3, 2), position=2),
+        "sound": _variable(("x",), (3, 2)),
+    }
+    with pytest.raises(ScanAxisError) as caught:
+        scan_axis.to_stack(nnx.State(layer), RECORDED)
+    text = str(caught.value)
+    assert "a.there: names ('x', 'stack', 'y'), rank 3: 3 names" in text
+    assert "long: names ('x', 'y'), rank 2: 2 names for a layer's value of rank 1" in text
+    assert "outside: names ('x',), rank 2: position 2 is outside" in text
+    assert "sound" not in text
+
+
+@pytest.mark.parametrize("key", [nnx.PARTITION_NAME, scan_axis.POSITION_KEY])
+def test_half_a_record_is_named(key):
+    variable = _variable(("stack", "x"), (3, 2))
+    variable.set_metadata(**{key: None})
+    with pytest.raises(ScanAxisError, match=f"records no {key}$"):
+        scan_axis.recorded_axis(variable)
 
 
 def test_values_keep_their_layer_axis():

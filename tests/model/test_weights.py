@@ -78,6 +78,30 @@ def test_draws_refuse_a_weight_that_was_not_announced():
         draws.initial(weights.kernel((1, 1), "a", "b"))
 
 
+def _contracted(name, shape):
+    """Sizes that a matrix product sums over: two axes of ``out``, the middle of the experts'."""
+    if name == "out":
+        return shape[0] * shape[1]
+    return shape[1] if len(shape) == 3 and name in ("wi_0", "wi_1", "wo") else shape[0]
+
+
+def test_matrices_have_variance_1_over_what_they_sum_over():
+    tables = [weights.attention(SMALL), weights.mlp(SMALL, 48), weights.router(SMALL)]
+    tables += [weights.experts(SMALL), {"logits": weights.logits(SMALL)}]
+    tables += [{"projection": weights.mtp_projection(SMALL)}]
+    drawn = [(name, w) for table in tables for name, w in table.items() if w.draws]
+    assert len(drawn) == 14
+    for name, weight in drawn:
+        assert weight.std == pytest.approx(_contracted(name, weight.shape) ** -0.5), name
+    assert weights.embedding(SMALL).std == pytest.approx(32**-0.5)
+
+
+def test_every_weight_names_each_dimension():
+    for moe in (False, True):
+        for weight in weights.layer(SMALL, moe=moe):
+            assert len(weight.axes) == len(weight.shape)
+
+
 def test_initial_values_have_the_declared_mean_and_deviation():
     weight = weights.kernel((200, 300), "a", "b")
     value = weight.init(jax.random.key(0), (200, 300), jnp.float32)
@@ -87,8 +111,9 @@ def test_initial_values_have_the_declared_mean_and_deviation():
     assert scale.init(jax.random.key(0), (4,), jnp.float32).tolist() == [1.0] * 4
 
 
-def test_create_uses_the_seed(sizes):
-    one, same, other = (nnx_model.create(sizes, seed=s) for s in (0, 0, 1))
+def test_create_uses_the_seed():
+    dense = SMALL.replace(first_num_dense_layers=SMALL.num_decoder_layers)
+    one, same, other = (nnx_model.create(dense, seed=s) for s in (0, 0, 1))
     leaves = [jax.tree.leaves(nnx.state(m)) for m in (one, same, other)]
     assert all((a == b).all() for a, b in zip(leaves[0], leaves[1], strict=True))
     assert any((a != b).any() for a, b in zip(leaves[0], leaves[2], strict=True))

@@ -9,16 +9,16 @@ import numpy as np
 import qwix
 from flax import nnx, traverse_util
 
-from nnxlab import compat
+from nnxlab import compat, sharding
 from nnxlab.cases import mtp_loss, qwix_targets, scan_axis
 from nnxlab.compat import Names
-from nnxlab.model import linen_model, loss, nnx_model
+from nnxlab.model import inputs, linen_model, loss, nnx_model
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.inputs import Batch
 from nnxlab.model.nnx_model import DeepSeek
 from nnxlab.model.scan_axis import dotted
 from nnxlab.quantization import PROVIDERS
-from nnxlab.training import MTP_COLLECTIONS, MtpTerms, mtp_term
+from nnxlab.training import MTP_COLLECTIONS, MtpTerms, collect_all, mtp_term
 
 CELLS = ("nnx_mtp", "nnx_mtp_qwix", "linen_mtp", "linen_mtp_qwix")
 BUGS = (mtp_loss.NAME, qwix_targets.NAME, scan_axis.NAME)
@@ -34,6 +34,7 @@ class Cell:
       config: Sizes, with at least one MTP layer.
       names: The logical axes of every weight: the snapshot that the run is sharded by, taken of
         what the constructor returns.
+      names_after: The same as the model carries them after a forward; bug 3 makes the difference.
       shapes: Every weight's shape.
       initial: From a seed to the weights on the host, float32; NNX and Linen get the same.
       forward: From weights and batch to logits [B, S, V] and what was collected, by collection.
@@ -42,6 +43,7 @@ class Cell:
 
     config: DeepSeekConfig
     names: dict[str, Names]
+    names_after: dict[str, Names]
     shapes: dict[str, tuple[int, ...]]
     initial: Callable[[int], dict[str, np.ndarray]]
     forward: Callable[[Params, Batch], tuple[jax.Array, dict]]
@@ -84,6 +86,12 @@ def _nnx(config: DeepSeekConfig, make, broken: frozenset[str]) -> Cell:
         model = DeepSeek(config, rngs=nnx.Rngs(params=seed), trip=trip)
         return quantize(model, make()) if make else model
 
+    def stepped() -> DeepSeek:
+        model = construct()
+        model(*inputs.dummy(config))
+        collect_all(model)
+        return model
+
     graphdef, params, rest = nnx.split(compat.eval_shape(construct), nnx.Param, ...)
     assert not nnx.to_flat_state(rest), "the specimen has no state but its weights"
     paths = {dotted(path): path for path, _ in nnx.to_flat_state(params)}
@@ -98,6 +106,7 @@ def _nnx(config: DeepSeekConfig, make, broken: frozenset[str]) -> Cell:
     return Cell(
         config,
         {key: compat.logical_axes(variables[path]) for key, path in paths.items()},
+        _names(compat.eval_shape(stepped)),
         {key: tuple(variables[path].shape) for key, path in paths.items()},
         lambda seed: _initial(config, seed),
         forward,
@@ -124,14 +133,20 @@ def _linen(config: DeepSeekConfig, make) -> Cell:
         block = collected["mtp_losses"]["mtp_block"]
         return loss.mtp_loss(block["losses"], block["weights"], config.mtp_loss_scaling_factor)
 
+    names = {key: compat.logical_axes(variable) for key, variable in variables.items()}
     return Cell(
         config,
-        {key: compat.logical_axes(variable) for key, variable in variables.items()},
+        names,
+        names,
         {key: tuple(variable.shape) for key, variable in variables.items()},
         lambda seed: _initial(config, seed),
         forward,
         MtpTerms(collect=None, loss=linen_loss),
     )
+
+
+def _names(model: DeepSeek) -> dict[str, Names]:
+    return {path: compat.logical_axes(variable) for path, variable in sharding.variables(model)}
 
 
 def _initial(config: DeepSeekConfig, seed: int) -> dict[str, np.ndarray]:

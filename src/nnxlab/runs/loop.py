@@ -111,6 +111,8 @@ def prepare(
 def rows(run: Run, batches: Iterator[Batch], steps: int) -> Iterator[dict[str, float]]:
     """One dict of figures a step, as soon as it is there, with ``step`` from 0."""
     first = int(run.state["step"])
+    for _ in range(first):  # a resumed run goes on where the data were
+        next(batches)
     for number in range(first, steps):
         yield {"step": number, **run.advance(next(batches))}
 

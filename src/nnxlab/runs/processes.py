@@ -1,0 +1,106 @@
+"""One run on several processes of this machine, through ``jax.distributed``.
+
+On a TPU pod slice nothing of this is needed: every host runs the same command, and
+``jax.distributed.initialize()`` finds the others by itself.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+
+# How a child learns its place; set by ``spawn``, read by ``join``.
+COORDINATOR, COUNT, NUMBER = "NNXLAB_COORDINATOR", "NNXLAB_PROCESSES", "NNXLAB_PROCESS_ID"
+_POLL = 0.2  # seconds between two looks at the children
+
+
+class ProcessError(RuntimeError):
+    """A process of a run on several failed; the others were stopped."""
+
+
+def is_child() -> bool:
+    """Whether this process was started by ``spawn``."""
+    return COORDINATOR in os.environ
+
+
+def join() -> bool:
+    """Joins the run that ``spawn`` started this process for; before jax starts.
+
+    Returns:
+      Whether there is such a run.
+    """
+    if not is_child():
+        return False
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        os.environ[COORDINATOR], int(os.environ[COUNT]), int(os.environ[NUMBER])
+    )
+    return True
+
+
+def spawn(arguments: Sequence[str], processes: int, devices_per_process: int) -> int:
+    """Runs ``nnxlab ARGUMENTS`` on several processes; process 0 speaks, the others are quiet.
+
+    Args:
+      arguments: The command line of each, without the options that brought us here.
+      processes: How many.
+      devices_per_process: CPU devices of each.
+
+    Returns:
+      The exit code of process 0; none of the processes is left.
+
+    Raises:
+      ProcessError: One of them failed; with its number, exit code and what it said last.
+    """
+    shared = {
+        COORDINATOR: f"localhost:{_free_port()}",
+        COUNT: str(processes),
+        "JAX_NUM_CPU_DEVICES": str(devices_per_process),
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-m", "nnxlab", *arguments]
+    children = []
+    try:
+        for number in range(processes):
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} if number else {}
+            environment = os.environ | shared | {NUMBER: str(number)}
+            children.append(subprocess.Popen(command, env=environment, text=True, **quiet))
+        return _wait(children)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        for child in children:
+            _reap(child)
+
+
+def _wait(children: list[subprocess.Popen]) -> int:
+    while True:
+        codes = [child.poll() for child in children]
+        for number, code in enumerate(codes):
+            if code:
+                said = children[number].stderr.read()[-2000:] if number else "see above"
+                raise ProcessError(f"process {number} of {len(children)} ended with {code}: {said}")
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(_POLL)
+
+
+def _reap(child: subprocess.Popen) -> None:
+    try:
+        child.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    if child.stderr:
+        child.stderr.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
