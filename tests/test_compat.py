@@ -76,12 +76,11 @@ def test_a_parameter_keeps_logical_names_on_a_mesh_without_them(mesh):
 
 def test_shapes_are_evaluated_where_a_mesh_is_set_and_that_one_is_back_afterwards(mesh):
     with jax.set_mesh(mesh):
-        model = compat.eval_shape(
-            lambda x: nnx.Param(x, out_sharding=("embed", "mlp")), jnp.zeros((8, 2))
-        )
-        assert jax.sharding.get_abstract_mesh().shape == {"fsdp": 8}
-    assert compat.logical_axes(model) == ("embed", "mlp")
-    assert model.shape == (8, 2)
+        with pytest.raises(ValueError, match="embed"):
+            nnx.eval_shape(lambda x: compat.param(x, ("embed", "mlp")), jnp.zeros((8, 2)))
+        variable = compat.eval_shape(lambda x: compat.param(x, ("embed", "mlp")), jnp.zeros((8, 2)))
+        assert dict(jax.sharding.get_abstract_mesh().shape) == {"fsdp": 8}
+    assert compat.logical_axes(variable) == ("embed", "mlp") and variable.shape == (8, 2)
 
 
 def test_supported_versions_pass():

@@ -18,8 +18,12 @@ class MissingCollectionError(LookupError):
 
 
 def most_derived_first(types: tuple[type, ...]) -> list[type]:
-    """``types`` ordered so that no type comes after one of its parents; otherwise as given."""
-    return sorted(types, key=lambda kind: -len(kind.__mro__))
+    """``types`` so ordered that none comes after its parent; by name where that leaves a choice.
+
+    The name makes it one order for every order of the same types: a sown type that is not listed
+    and has two listed parents goes to the same one of them.
+    """
+    return sorted(types, key=lambda kind: (-len(kind.__mro__), kind.__module__, kind.__qualname__))
 
 
 def collect(model: nnx.Module, *types: type[nnx.Variable]) -> dict[str, nnx.State]:
@@ -35,8 +39,9 @@ def collect(model: nnx.Module, *types: type[nnx.Variable]) -> dict[str, nnx.Stat
     Raises:
       ValueError: Two different types share a name.
     """
+    types = tuple(dict.fromkeys(types))
     names = [kind.__name__ for kind in types]
-    if len(set(names)) != len(set(types)):
+    if len(set(names)) != len(types):
         raise ValueError(f"two sown variable types share a name: {', '.join(sorted(names))}")
     return {kind.__name__: nnx.pop(model, kind) for kind in most_derived_first(types)}
 
