@@ -95,9 +95,9 @@ counts = {
 figures.parameters_by_group(counts)
 
 # %% [markdown]
-# The tiny model keeps the depth and the vocabulary of the large one and shrinks its width, so it is
-# mostly embedding; the large one is almost all experts. Both stack their layers, and so
-# both have every one of the three bugs.
+# The tiny model keeps the depth and the vocabulary of the large one and shrinks its width, so half of
+# it is embedding and output head; the large one is almost all experts. Both stack their layers, and
+# so both have every one of the three bugs.
 
 # %% [markdown]
 # ## The verdict

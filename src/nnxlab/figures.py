@@ -63,7 +63,7 @@ def placement(
     for panel in axes[-1]:
         panel.set_xlabel("index held")
     figure.suptitle(f"{title}   (hatched: every device holds the whole dimension)", fontsize=10)
-    return figure
+    return _shown_once(figure)
 
 
 def losses(results: Mapping[str, Result]) -> Figure:
@@ -85,7 +85,7 @@ def losses(results: Mapping[str, Result]) -> Figure:
     bars = right.bar(labels, norms, color=colours)
     right.bar_label(bars, [f"{value:.3f}" for value in norms], padding=2)
     right.set(title="Gradient norm of the MTP weights", ylabel="norm", ylim=(0, 1.2 * max(norms)))
-    return figure
+    return _shown_once(figure)
 
 
 def reached(modules: Sequence[str], by_run: Mapping[str, set[str]]) -> Figure:
@@ -106,7 +106,7 @@ def reached(modules: Sequence[str], by_run: Mapping[str, set[str]]) -> Figure:
         title="Weights that a quantization rule reached (o) and missed (x)",
     )
     axes.xaxis.tick_top()
-    return figure
+    return _shown_once(figure)
 
 
 def bytes_per_device(before: float, after: float, replicated: float, unit: int = 2**20) -> Figure:
@@ -118,7 +118,7 @@ def bytes_per_device(before: float, after: float, replicated: float, unit: int =
     axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3)
     axes.set(title="Parameters on each device", xlabel="MiB a device", xlim=(0, 1.12 * values[-1]))
     axes.invert_yaxis()
-    return figure
+    return _shown_once(figure)
 
 
 def parameters_by_group(counts: Mapping[str, Mapping[str, int]]) -> Figure:
@@ -135,4 +135,10 @@ def parameters_by_group(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     axes.set(title="Where the parameters are", xlabel="% of all parameters", xlim=(0, 100))
     axes.invert_yaxis()
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    return _shown_once(figure)
+
+
+def _shown_once(figure: Figure) -> Figure:
+    """``figure``, closed: a notebook then shows it as a cell's value and not a second time."""
+    plt.close(figure)
     return figure

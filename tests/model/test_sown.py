@@ -54,9 +54,6 @@ def test_a_type_that_is_not_listed_comes_with_its_nearest_parent():
         assert {p for p, _ in nnx.to_flat_state(found["Parent"])} == {("parent",), ("child",)}
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a type given twice: the second pop finds nothing"
-)
 def test_a_type_given_twice_keeps_what_was_sown():
     model = Sower()
     model()
@@ -81,11 +78,6 @@ class BothSower(nnx.Module):
         self.sow(Both, "both", jnp.zeros(()))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a sown type that is not listed but has two listed parents goes to the first given",
-)
 def test_every_order_collects_a_child_of_two_listed_types_the_same():
     found = []
     for order in ((Left, Right), (Right, Left)):

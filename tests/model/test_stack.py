@@ -60,9 +60,6 @@ def test_every_layer_has_weights_of_its_own():
     assert len({layer.tobytes() for layer in layers}) == 3
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="create takes variables without names for weights"
-)
 def test_a_counter_in_the_layers_is_counted_on_and_written_back():
     class Counting(Layer):
         def __init__(self, rngs):

@@ -54,19 +54,17 @@ class DeepSeekConfig:
     def __post_init__(self):
         """Collects every contradiction between the sizes and raises once."""
         faults = [
-            f"{field.name}={getattr(self, field.name)} must be at least 1"
+            f"{field.name}={getattr(self, field.name)} must be at least {_LEAST.get(field.name, 1)}"
             for field in dataclasses.fields(self)
             if field.type is int
-            and field.name not in _MAY_BE_ZERO
-            and getattr(self, field.name) < 1
+            and field.name != "param_scan_axis"
+            and getattr(self, field.name) < _LEAST.get(field.name, 1)
         ]
         if not 0 <= self.first_num_dense_layers <= self.num_decoder_layers:
             faults.append(
                 f"first_num_dense_layers={self.first_num_dense_layers} must lie between 0 and "
                 f"num_decoder_layers={self.num_decoder_layers}"
             )
-        if self.mtp_num_layers < 0:
-            faults.append(f"mtp_num_layers={self.mtp_num_layers} must not be negative")
         if self.num_experts_per_tok > self.num_experts:
             faults.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} exceeds "
@@ -98,12 +96,7 @@ class DeepSeekConfig:
         return dataclasses.replace(self, **changes)
 
 
-_MAY_BE_ZERO = {
-    "first_num_dense_layers",
-    "mtp_num_layers",
-    "num_shared_experts",
-    "param_scan_axis",
-}
+_LEAST = {"first_num_dense_layers": 0, "mtp_num_layers": 0, "num_shared_experts": 0}
 
 # MaxText 0.2.4, configs/models/deepseek3-671b.yml; the sizes published with DeepSeek-V3
 # (arXiv 2412.19437, section 4.2).

@@ -50,6 +50,7 @@ class Decoder(nnx.Module):
                 lambda layer, x: layer(x, positions, segment_ids),
                 trip=self.trip,
                 remat_policy=self.config.remat_policy,
+                where=f"decoder.{name}",
             )
         return x
 

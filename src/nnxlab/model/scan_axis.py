@@ -99,22 +99,27 @@ class RoundTrip:
 RECORDED = RoundTrip(axis_of=recorded_axis, remove=remove, add=add)
 
 
-def to_layer(stacked: nnx.State, trip: RoundTrip) -> nnx.State:
+def to_layer(stacked: nnx.State, trip: RoundTrip, where: str = "") -> nnx.State:
     """``stacked`` with the metadata of one layer; values keep their layer axis.
+
+    Args:
+      stacked: The variables of a stack.
+      trip: What is done to their names.
+      where: Path of the stack in its model, for the error.
 
     Raises:
       ScanAxisError: Naming path, names and rank of every inconsistent variable at once.
     """
-    return _transform(stacked, trip, trip.remove)
+    return _transform(stacked, trip, trip.remove, where)
 
 
-def to_stack(layer: nnx.State, trip: RoundTrip) -> nnx.State:
+def to_stack(layer: nnx.State, trip: RoundTrip, where: str = "") -> nnx.State:
     """The inverse of ``to_layer``: again the metadata of the stack.
 
     Raises:
       ScanAxisError: As ``to_layer``.
     """
-    return _transform(layer, trip, trip.add)
+    return _transform(layer, trip, trip.add, where)
 
 
 def dotted(path: tuple) -> str:
@@ -122,7 +127,7 @@ def dotted(path: tuple) -> str:
     return ".".join(map(str, path))
 
 
-def _transform(state: nnx.State, trip: RoundTrip, operation) -> nnx.State:
+def _transform(state: nnx.State, trip: RoundTrip, operation, where: str) -> nnx.State:
     faults, flat = [], dict(nnx.to_flat_state(state))
     for path, variable in flat.items():
         names, rank = compat.logical_axes(variable), len(variable.shape)
@@ -132,7 +137,8 @@ def _transform(state: nnx.State, trip: RoundTrip, operation) -> nnx.State:
             names = operation(names, trip.axis_of(variable), rank - 1)
             flat[path] = compat.with_logical_axes(variable, names)
         except ScanAxisError as error:
-            faults.append(f"  {dotted(path)}: names {names}, rank {rank}: {error}")
+            full = dotted((where, *path) if where else path)
+            faults.append(f"  {full}: names {names}, rank {rank}: {error}")
     if faults:
         raise ScanAxisError(
             "sharding metadata and scan axis do not agree:\n" + "\n".join(faults) + "\n"

@@ -42,6 +42,7 @@ def apply(
     *,
     trip: RoundTrip,
     remat_policy: str,
+    where: str = "",
 ) -> jax.Array:
     """Runs ``call(layer, x)`` through the layers of ``stack`` in order: [B, S, D] -> [B, S, D].
 
@@ -52,7 +53,7 @@ def apply(
       ScanAxisError: The metadata of a parameter is inconsistent and ``trip`` is strict.
     """
     graphdef, params, rest = nnx.split(stack, nnx.Param, ...)
-    layer_params = scan_axis.to_layer(params, trip)
+    layer_params = scan_axis.to_layer(params, trip, where)
 
     def body(x, slices):
         layer = nnx.merge(graphdef, *slices)
@@ -63,7 +64,7 @@ def apply(
         body = jax.checkpoint(body, policy=REMAT_POLICIES[remat_policy])
     x, left = jax.lax.scan(body, x, (_map(_layers_first, layer_params), rest))
     nnx.update(stack, left)
-    _write_back(params, scan_axis.to_stack(layer_params, trip))
+    _write_back(params, scan_axis.to_stack(layer_params, trip, where))
     return x
 
 
@@ -73,11 +74,14 @@ def _map(function: Callable, state: nnx.State) -> nnx.State:
 
 def _stacked(variable: nnx.Variable, name: str, axis: int) -> nnx.Variable:
     names = compat.logical_axes(variable)
-    axis = ScanAxis(name, scan_axis.position_for(axis, len(names)))
-    value = jnp.moveaxis(variable.get_value(), 0, axis.position)
-    record = {nnx.PARTITION_NAME: axis.name, POSITION_KEY: axis.position}
-    variable = variable.replace(value, **record)
-    return compat.with_logical_axes(variable, scan_axis.add(names, axis, len(names)))
+    # What declares no names (counters, keys) stays stacked at 0, as the scan gives it back.
+    position = 0 if names is None else scan_axis.position_for(axis, len(names))
+    value = jnp.moveaxis(variable.get_value(), 0, position)
+    variable = variable.replace(value, **{nnx.PARTITION_NAME: name, POSITION_KEY: position})
+    if names is None:
+        return variable
+    stacked = scan_axis.add(names, ScanAxis(name, position), len(names))
+    return compat.with_logical_axes(variable, stacked)
 
 
 def _layers_first(variable: nnx.Variable) -> nnx.Variable:
