@@ -45,10 +45,11 @@ fixed = quantize  # inputs from one place that knows the config, checked; leaves
 class GuardedDeepSeek(DeepSeek):
     """The tempting fix: where targets are missing, the MTP block is passed by."""
 
-    def __call__(self, tokens, positions, segment_ids, targets=None, target_mask=None):
+    def __call__(self, tokens, positions, segment_ids, targets=None, target_mask=None, **options):
         """As ``DeepSeek``; without targets no MTP layer runs, so none is quantized."""
         if targets is not None:
-            return super().__call__(tokens, positions, segment_ids, targets, target_mask)
+            inputs = (tokens, positions, segment_ids, targets, target_mask)
+            return super().__call__(*inputs, **options)
         hidden = self.decoder(self.token_embedder(tokens), positions, segment_ids)
         return self.decoder.head(hidden)
 

@@ -52,6 +52,10 @@ class Decoder(nn.Module):
         """[B, S, D] -> logits float32 [B, S, V]."""
         return ops.by_batch(self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32))
 
+    def score(self, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> loss.Scores:
+        """[B, S, D], [B, S], [B, S] -> losses and predictions of the head."""
+        return loss.score(self.head(hidden), targets, mask)
+
 
 class MtpLayer(nn.Module):
     """One depth of MTP: Layer(W concat(norm(embedding), norm(hidden))), arXiv 2412.19437 (21)."""
@@ -83,11 +87,10 @@ class MtpBlock(nn.Module):
             tokens, targets, mask = (loss.roll_left(x) for x in (tokens, targets, mask))
             layer = MtpLayer(self.config, depth, name=f"mtp_layer_{depth}")
             hidden = layer(hidden, embed(tokens), positions, segment_ids)
-            logits = decoder.head(hidden)
-            self.sow("mtp_losses", "losses", jnp.sum(loss.cross_entropy(logits, targets) * mask))
+            scores = decoder.score(hidden, targets, mask)
+            self.sow("mtp_losses", "losses", scores.losses)
             self.sow("mtp_losses", "weights", jnp.sum(mask))
-            predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            self.sow("mtp_acceptance", "predictions", predictions)
+            self.sow("mtp_acceptance", "predictions", scores.predictions)
             self.sow("mtp_acceptance", "mask", mask)
 
 
@@ -106,16 +109,18 @@ class DeepSeek(nn.Module):
         if self.config.mtp_num_layers:
             self.mtp_block = MtpBlock(self.config)
 
-    def __call__(self, tokens, positions, segment_ids, targets=None, target_mask=None):
-        """Logits, float32 [B, S, V]; sows where the collections are mutable."""
+    def __call__(
+        self, tokens, positions, segment_ids, targets=None, target_mask=None, *, scores=False
+    ):
+        """Logits, float32 [B, S, V], or ``loss.Scores``; sows where the collections are mutable."""
         if self.is_initializing() and targets is None:
             targets = target_mask = jnp.ones_like(tokens)
         hidden = self.decoder(self.token_embedder(tokens), positions, segment_ids)
+        mask = target_mask if target_mask is None else loss.loss_mask(target_mask)
         if self.config.mtp_num_layers:
-            mask = loss.loss_mask(target_mask)
             inputs = (tokens, positions, segment_ids, targets, mask)
             self.mtp_block(self.token_embedder, self.decoder, hidden, *inputs)
-        return self.decoder.head(hidden)
+        return self.decoder.score(hidden, targets, mask) if scores else self.decoder.head(hidden)
 
 
 def scan_axis(config: DeepSeekConfig) -> int:

@@ -1,5 +1,7 @@
 """Losses of next-token and multi-token prediction (MTP), as MaxText computes them."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -48,13 +50,25 @@ def mtp_loss(losses, weights, factor: float) -> jax.Array:
     return factor * pooled
 
 
-def mtp_acceptance(logits: jax.Array, predictions: jax.Array, mask: jax.Array) -> jax.Array:
+def mtp_acceptance(main: jax.Array, predictions: jax.Array, mask: jax.Array) -> jax.Array:
     """Share of depth-1 MTP predictions that the main head makes too: in [0, 1].
 
     Args:
-      logits: Main head, [B, S, V].
-      predictions: Tokens the first MTP layer predicts, int [B, S].
+      main: Tokens that the main head predicts, int [B, S].
+      predictions: Tokens that the first MTP layer predicts, int [B, S].
       mask: Positions that count at depth 1, [B, S].
     """
-    main = roll_left(jnp.argmax(logits, axis=-1).astype(jnp.int32))
-    return jnp.sum((predictions == main) * mask) / (jnp.sum(mask) + EPSILON)
+    return jnp.sum((predictions == roll_left(main)) * mask) / (jnp.sum(mask) + EPSILON)
+
+
+class Scores(NamedTuple):
+    """What a head's logits come down to, without the logits themselves."""
+
+    losses: jax.Array  # summed cross-entropy of the positions that count, []
+    predictions: jax.Array  # the likeliest token, int32 [B, S]
+
+
+def score(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Scores:
+    """[B, S, V], [B, S], [B, S] -> Scores."""
+    predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return Scores(jnp.sum(cross_entropy(logits, targets) * mask), predictions)

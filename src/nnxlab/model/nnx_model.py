@@ -58,6 +58,10 @@ class Decoder(nnx.Module):
         """[B, S, D] -> logits float32 [B, S, V]."""
         return ops.by_batch(self.logits_dense(self.decoder_norm(hidden)).astype(jnp.float32))
 
+    def score(self, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> loss.Scores:
+        """[B, S, D], [B, S], [B, S] -> losses and predictions of the head."""
+        return loss.score(self.head(hidden), targets, mask)
+
 
 class MtpLayer(nnx.Module):
     """One depth of MTP: Layer(W concat(norm(embedding), norm(hidden))), arXiv 2412.19437 (21)."""
@@ -98,12 +102,10 @@ class MtpBlock(nnx.Module):
             tokens, targets, mask = map(loss.roll_left, (tokens, targets, mask))
             layer = getattr(self, f"mtp_layer_{depth}")
             hidden = layer(hidden, embed(tokens), positions, segment_ids)
-            logits = decoder.head(hidden)
-            summed = jnp.sum(loss.cross_entropy(logits, targets) * mask)
-            self.sow(mtp_losses, "losses", summed)
+            scores = decoder.score(hidden, targets, mask)
+            self.sow(mtp_losses, "losses", scores.losses)
             self.sow(mtp_losses, "weights", jnp.sum(mask))
-            predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            self.sow(mtp_acceptance, "predictions", predictions)
+            self.sow(mtp_acceptance, "predictions", scores.predictions)
             self.sow(mtp_acceptance, "mask", mask)
 
 
@@ -124,7 +126,9 @@ class DeepSeek(nnx.Module):
         if config.mtp_num_layers:
             self.mtp_block = MtpBlock(config, rngs)
 
-    def __call__(self, tokens, positions, segment_ids, targets=None, target_mask=None):
+    def __call__(
+        self, tokens, positions, segment_ids, targets=None, target_mask=None, *, scores=False
+    ):
         """Logits, float32 [B, S, V]; with MTP layers also sows their losses.
 
         Args:
@@ -133,13 +137,14 @@ class DeepSeek(nnx.Module):
           segment_ids: int [B, S], the document's number; 0 is padding.
           targets: int [B, S]; needed with MTP layers, unused without.
           target_mask: [B, S], non-zero where a target counts; as ``targets``.
+          scores: Return ``loss.Scores`` of the targets instead of the logits.
         """
         hidden = self.decoder(self.token_embedder(tokens), positions, segment_ids)
+        mask = target_mask if target_mask is None else loss.loss_mask(target_mask)
         if self.config.mtp_num_layers:
-            mask = target_mask if target_mask is None else loss.loss_mask(target_mask)
             inputs = (tokens, positions, segment_ids, targets, mask)
             self.mtp_block(self.token_embedder, self.decoder, hidden, *inputs)
-        return self.decoder.head(hidden)
+        return self.decoder.score(hidden, targets, mask) if scores else self.decoder.head(hidden)
 
 
 def _stacks(config: DeepSeekConfig) -> dict[str, int]:

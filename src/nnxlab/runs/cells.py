@@ -37,7 +37,7 @@ class Cell:
       names_after: The same as the model carries them after a forward; bug 3 makes the difference.
       shapes: Every weight's shape.
       initial: From a seed to the weights on the host, float32; NNX and Linen get the same.
-      forward: From weights and batch to logits [B, S, V] and what was collected, by collection.
+      forward: From weights and batch to the head's scores and what was collected, by collection.
       terms: How the MTP loss is made of that.
     """
 
@@ -46,7 +46,7 @@ class Cell:
     names_after: dict[str, Names]
     shapes: dict[str, tuple[int, ...]]
     initial: Callable[[int], dict[str, np.ndarray]]
-    forward: Callable[[Params, Batch], tuple[jax.Array, dict]]
+    forward: Callable[[Params, Batch], tuple[loss.Scores, dict]]
     terms: MtpTerms
 
 
@@ -100,8 +100,8 @@ def _nnx(config: DeepSeekConfig, make, broken: frozenset[str]) -> Cell:
     def forward(weights: Params, batch: Batch):
         flat = {path: variables[path].replace(weights[key]) for key, path in paths.items()}
         model = nnx.merge(graphdef, nnx.from_flat_state(flat), rest, copy=True)
-        logits = model(*batch)
-        return logits, terms.collect(model)
+        scores = model(*batch, scores=True)
+        return scores, terms.collect(model)
 
     return Cell(
         config,
@@ -127,7 +127,7 @@ def _linen(config: DeepSeekConfig, make) -> Cell:
 
     def forward(weights: Params, batch: Batch):
         params = traverse_util.unflatten_dict(weights, sep=".")
-        return model.apply({"params": params}, *batch, mutable=MTP_COLLECTIONS)
+        return model.apply({"params": params}, *batch, scores=True, mutable=MTP_COLLECTIONS)
 
     def linen_loss(collected: dict, config: DeepSeekConfig) -> jax.Array:
         block = collected["mtp_losses"]["mtp_block"]

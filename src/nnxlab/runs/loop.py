@@ -156,15 +156,14 @@ def accumulated(cell: Cell, params: cells.Params, batch: Batch, accumulate: int)
 
 
 def _parts(cell: Cell, params: cells.Params, batch: Batch, totals):
-    logits, collected = cell.forward(params, batch)
-    mask = loss.loss_mask(batch.target_mask)
+    scores, collected = cell.forward(params, batch)
     counted, pooled = totals
     own = cells.totals(cell.config, batch.target_mask)[1]
-    lm = jnp.sum(loss.cross_entropy(logits, batch.targets) * mask) / (counted + loss.EPSILON)
+    lm = scores.losses / (counted + loss.EPSILON)
     share = (own + loss.EPSILON) / (pooled + loss.EPSILON)
     mtp = cell.terms.loss(collected, cell.config) * share
     accepted = loss.mtp_acceptance(
-        logits,
+        scores.predictions,
         cells.sown_anywhere(collected, "predictions"),
         cells.sown_anywhere(collected, "mask"),
     )
