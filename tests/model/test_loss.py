@@ -79,9 +79,7 @@ def test_acceptance_counts_where_both_heads_predict_one_token():
     main = jnp.array([[0, 1, 2, 3]])
     mask = jnp.array([[1.0, 1, 1, 0]])
     assert float(loss.mtp_acceptance(main, jnp.array([[1, 2, 3, 0]]), mask)) == pytest.approx(1)
-    assert float(loss.mtp_acceptance(main, jnp.array([[1, 2, 9, 0]]), mask)) == pytest.approx(
-        2 / 3
-    )
+    assert float(loss.mtp_acceptance(main, jnp.array([[1, 2, 9, 0]]), mask)) == pytest.approx(2 / 3)
 
 
 @pytest.fixture(scope="module")

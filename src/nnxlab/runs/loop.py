@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlab import sharding
+from nnxlab import devices, sharding
 from nnxlab.model import inputs, loss, ops
 from nnxlab.model.inputs import Batch
 from nnxlab.runs import cells, optimizer
@@ -58,6 +58,7 @@ def prepare(
     accumulate: int = 1,
     learning_rate: float = optimizer.LEARNING_RATE,
     tolerance: float = 0.02,
+    quick: bool = False,
 ) -> Run:
     """Initial weights on the mesh and a step that is not compiled yet.
 
@@ -70,6 +71,7 @@ def prepare(
       accumulate: Microbatches a step; the gradients are those of the full batch.
       learning_rate: Its peak.
       tolerance: Share of the weights that may be replicated (MaxText's sharding_tolerance).
+      quick: Compile faster and run slower: for a handful of steps.
 
     Raises:
       ShardingError: The snapshot leaves too much replicated, which is how bug 3 turns fatal.
@@ -104,7 +106,12 @@ def prepare(
         run.traces += 1
         return _step(cell, rule, accumulate, state, batch)
 
-    run.step = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, whole))
+    run.step = jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(state_shardings, whole),
+        compiler_options=devices.one_shot() if quick else None,
+    )
     return run
 
 
@@ -127,8 +134,8 @@ def _step(cell: Cell, rule, accumulate: int, state: dict, batch: Batch):
     updates, opt = rule.update(gradients, state["opt"], state["params"])
     params = optax.apply_updates(state["params"], updates)
     mtp = {path: g for path, g in gradients.items() if path.startswith("mtp_block.")}
-    figures["grad_norm"] = optax.global_norm(gradients)
-    figures["mtp_grad_norm"] = optax.global_norm(mtp)
+    figures["grad_norm"] = optax.tree.norm(gradients)
+    figures["mtp_grad_norm"] = optax.tree.norm(mtp)
     return {"params": params, "opt": opt, "step": state["step"] + 1}, figures
 
 

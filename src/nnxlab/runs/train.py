@@ -60,6 +60,7 @@ def _train(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         accumulate=arguments.accumulate,
         learning_rate=arguments.learning_rate,
+        quick=arguments.quick,
     )
     saves = _checkpoints(arguments, prepared)
     try:
@@ -123,6 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--remat", default="none", choices=["none", "full", "minimal"], help="of the layers")
     add("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
     add("--learning-rate", type=float, default=3e-5, help="its peak (default %(default)g)")
+    add("--quick", action="store_true", help="compile faster, run slower: for a few steps")
     add("--processes", type=_count, default=1, metavar="N", help="started on this machine")
     add("--devices-per-process", type=_count, default=4, metavar="N", help="default %(default)s")
     add("--checkpoints", type=Path, metavar="DIR", help="save into DIR")

@@ -1,0 +1,67 @@
+import jax
+import numpy as np
+import pytest
+
+from nnxlab import devices
+from nnxlab.model import config
+from nnxlab.runs import cells, data, loop
+from nnxlab.runs.checkpoint import CheckpointError, Checkpoints
+
+SMALL = config.DEEPSEEK3_SMALL.replace(num_decoder_layers=2, first_num_dense_layers=1)
+
+
+def _prepare(mesh, broken=()):
+    cell = cells.build("nnx_mtp", SMALL, broken)
+    return loop.prepare(cell, mesh, steps=4, quick=True, learning_rate=1e-3)
+
+
+def _batches():
+    return data.text(SMALL, 8, 16, 0)
+
+
+def _equal(a, b):
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(mesh, tmp_path):
+    run = _prepare(mesh)
+    saves = Checkpoints(tmp_path, run, every=2)
+    rows = []
+    for row in loop.rows(run, _batches(), 4):
+        rows.append(row)
+        if row["step"] == 1:
+            saves.save()
+    resumed = _prepare(mesh)
+    assert Checkpoints(tmp_path, resumed).restore() == 2
+    after = list(loop.rows(resumed, _batches(), 4))
+    assert [r["loss"] for r in after] == [r["loss"] for r in rows[2:]]
+    assert _equal(run.state, resumed.state)
+
+
+def test_a_save_is_restored_onto_another_mesh(mesh, tmp_path):
+    run, other = _prepare(mesh), _prepare(devices.mesh("fsdp=4,tensor=2"))
+    Checkpoints(tmp_path, run, every=1).save()
+    before = other.state["params"]["token_embedder.embedding"].sharding
+    assert Checkpoints(tmp_path, other).restore() == 0
+    assert _equal(run.state, other.state)
+    assert other.state["params"]["token_embedder.embedding"].sharding == before
+
+
+def test_a_checkpoint_with_corrupted_metadata_is_refused_with_its_paths(mesh, tmp_path):
+    Checkpoints(tmp_path, _prepare(mesh, ["scan-axis"]), every=1).save()
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoints(tmp_path, _prepare(mesh)).restore()
+    text = str(caught.value)
+    assert "29 weights are not those of this run" in text
+    assert (
+        "decoder.dense_layers.mlp.wi_0.kernel: saved ('dense_layers', 'layers', 'mlp'), "
+        "here ('embed', 'dense_layers', 'mlp')" in text
+    )
+
+
+def test_an_empty_folder_has_nothing_to_resume(mesh, tmp_path):
+    with pytest.raises(CheckpointError, match="no finished checkpoint in"):
+        Checkpoints(tmp_path, _prepare(mesh)).restore()
