@@ -55,7 +55,7 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from nnxlab import audit, compat, devices, figures, reference, sharding
+from nnxlab import audit, compat, devices, figures, reference, rules, sharding
 from nnxlab.cases import scan_axis
 from nnxlab.model import config, inputs, nnx_model
 from nnxlab.model import scan_axis as algebra
@@ -138,7 +138,7 @@ figures.placement(
     f"wq_b.kernel on {devices.describe(mesh)}",
     kernel["shape"],
     names,
-    {label: NamedSharding(mesh, sharding.resolve(axes, mesh)) for label, axes in names.items()},
+    {label: NamedSharding(mesh, rules.resolve(axes, mesh)) for label, axes in names.items()},
 )
 # %%
 start, after = sharding.unsharded(table), scan_axis.check_after(table)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from matplotlib.figure import Figure
 
-from nnxlab.sharding import spec_text
+from nnxlab.rules import spec_text
 from nnxlab.training import Result, norm
 
 BROKEN, FIXED, NEUTRAL = "#E69F00", "#0072B2", "#999999"

@@ -10,9 +10,16 @@ from nnxlab import devices
 from nnxlab.model import config, inputs, linen_model, port, sown
 from nnxlab.training import MTP_COLLECTIONS, collect_all
 
+SOWN = {
+    "losses": "mtp_losses",
+    "weights": "mtp_losses",
+    "predictions": "mtp_acceptance",
+    "mask": "mtp_acceptance",
+}
+
 
 def _both(model, batch):
-    """Logits and MTP sums of ``model`` and of Linen with its weights, in one program."""
+    """Logits and all that is sown, by ``model`` and by Linen with its weights, in one program."""
     graphdef, state = nnx.split(model)
     linen = linen_model.DeepSeek(model.config)
 
@@ -21,10 +28,10 @@ def _both(model, batch):
         logits, found = ours(*batch), collect_all(ours)
         theirs, left = linen.apply(variables, *batch, mutable=MTP_COLLECTIONS)
         if not model.config.mtp_num_layers:
-            return (logits, ()), (theirs, ())
-        sums = [sown.required(found, "mtp_losses", "mtp_block", n) for n in ("losses", "weights")]
-        block = left["mtp_losses"]["mtp_block"]
-        return (logits, sums), (theirs, [block["losses"], block["weights"]])
+            return (logits, {}), (theirs, {})
+        ours = {name: sown.required(found, kind, "mtp_block", name) for name, kind in SOWN.items()}
+        left = {name: left[kind]["mtp_block"][name] for name, kind in SOWN.items()}
+        return (logits, ours), (theirs, left)
 
     run = jax.jit(run, compiler_options=devices.one_shot())
     return run(state, port.to_linen(model), batch)
@@ -34,12 +41,13 @@ def _both(model, batch):
 @pytest.mark.parametrize(("depths", "axis"), [(0, 0), (2, -1)])
 def test_linen_equals_nnx_from_the_same_weights(filled, depths, axis):
     sizes = config.DEEPSEEK3_SMALL.replace(mtp_num_layers=depths, param_scan_axis=axis)
-    (ours, sums), (theirs, their_sums) = _both(
+    (ours, sown_here), (theirs, sown_there) = _both(
         filled(sizes), inputs.synthetic(sizes, batch=2, length=8)
     )
     assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs) > 0
-    assert np.shape(sums) == np.shape(their_sums) == ((2, depths) if depths else (0,))
-    np.testing.assert_allclose(sums, their_sums, rtol=1e-6)
+    for name in SOWN if depths else ():
+        assert len(sown_here[name]) == len(sown_there[name]) == depths
+        np.testing.assert_allclose(sown_here[name], sown_there[name], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0, 0), (1, 1), (-1, 0), (2, 0), (5, 0), (-3, 0)])
@@ -54,8 +62,9 @@ def test_linen_stacks_where_every_weight_can(asked, used):
 
 
 def test_linen_is_called_as_the_batch_is_laid_out():
-    parameters = inspect.signature(linen_model.DeepSeek.__call__).parameters
-    assert tuple(parameters)[1:] == inputs.Batch._fields
+    parameters = inspect.signature(linen_model.DeepSeek.__call__).parameters.values()
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert tuple(positional[1:]) == inputs.Batch._fields
 
 
 def test_linen_initialises_without_targets():

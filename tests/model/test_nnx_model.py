@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from nnxlab import audit, compat, devices, sharding
-from nnxlab.model import config, inputs, nnx_model, port, sown
+from nnxlab.model import config, inputs, loss, nnx_model, port, sown
+from nnxlab.model.scan_axis import ScanAxisError
 from nnxlab.training import mtp_term
 
 # What one depth sows on a batch of shape (1, 8).
@@ -23,15 +24,15 @@ def forward(sizes, filled):
     weights = dict(sharding.variables(nnx_model.create(sizes)))
     weights = {path: np.asarray(variable[...]) for path, variable in weights.items()}
 
-    def compiled(**changes):
+    def compiled(scores=False, **changes):
         model = filled(sizes.replace(**changes))
         port.load(model, weights, axis=sizes.param_scan_axis)
         graphdef, state = nnx.split(model)
         run = jax.jit(
-            lambda state, batch: nnx.merge(graphdef, state, copy=True)(*batch),
+            lambda state, batch: nnx.merge(graphdef, state, copy=True)(*batch, scores=scores),
             compiler_options=devices.one_shot(),
         )
-        return lambda batch: np.asarray(run(state, batch))
+        return lambda batch: jax.device_get(run(state, batch))
 
     return compiled
 
@@ -70,6 +71,15 @@ def test_a_packed_document_does_not_see_the_one_before(plain_forward, batch):
     other = packed._replace(tokens=packed.tokens.at[:, :6].set(0))
     changed = plain_forward(other) != plain_forward(packed)
     assert changed[:, :6].any() and not changed[:, 6:].any()
+
+
+def test_scores_are_those_of_the_logits(forward, plain, batch):
+    # The second half of each row is padding, which must not count.
+    padded = batch._replace(target_mask=jnp.where(jnp.arange(16) < 8, batch.target_mask, 0))
+    scores = forward(scores=True)(padded)
+    expected = np.asarray(loss.cross_entropy(plain, batch.targets))[:, :8].sum()
+    assert float(scores.losses) == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_array_equal(scores.predictions, plain.argmax(-1))
 
 
 def test_targets_are_not_seen_by_the_main_head(plain_forward, plain, batch):
@@ -130,6 +140,13 @@ def test_a_forward_adds_the_four_sown_variables_and_keeps_all_metadata(sizes):
         assert after[path].get_metadata() == variable.get_metadata()
 
 
+def test_inconsistent_metadata_is_named_by_its_whole_path(sizes):
+    model = nnx_model.abstract(sizes)
+    compat.set_logical_axes(model.decoder.moe_layers.self_attention.wq_a.kernel, ("embed",))
+    with pytest.raises(ScanAxisError, match=r"decoder\.moe_layers\.self_attention\.wq_a\.kernel"):
+        compat.eval_shape(lambda m: m(*inputs.dummy(sizes)), model)
+
+
 def test_without_mtp_layers_no_targets_are_needed_and_the_term_is_0():
     sizes = config.DEEPSEEK3_SMALL
     model = nnx_model.abstract(sizes)
@@ -143,8 +160,9 @@ def test_without_mtp_layers_no_targets_are_needed_and_the_term_is_0():
 
 
 def test_it_is_called_as_the_batch_is_laid_out():
-    parameters = inspect.signature(nnx_model.DeepSeek.__call__).parameters
-    assert tuple(parameters)[1:] == inputs.Batch._fields
+    parameters = inspect.signature(nnx_model.DeepSeek.__call__).parameters.values()
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert tuple(positional[1:]) == inputs.Batch._fields
 
 
 def test_an_abstract_model_of_671b_allocates_nothing():

@@ -165,6 +165,13 @@ def test_all_faults_on_the_way_back_are_raised_at_once_too():
     assert "sound" not in text
 
 
+@pytest.mark.parametrize("operation", [scan_axis.to_layer, scan_axis.to_stack])
+def test_where_the_stack_stands_is_put_before_the_path(operation):
+    state = nnx.State({"a": {"w": _variable(("stack",), (3, 2))}})
+    with pytest.raises(ScanAxisError, match=r"  decoder\.moe_layers\.a\.w: names"):
+        operation(state, RECORDED, "decoder.moe_layers")
+
+
 @pytest.mark.parametrize("key", [nnx.PARTITION_NAME, scan_axis.POSITION_KEY])
 def test_half_a_record_is_named(key):
     variable = _variable(("stack", "x"), (3, 2))

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlab import devices, sharding
+from nnxlab import devices, rules, sharding
 from nnxlab.model import inputs, loss, ops
 from nnxlab.model.inputs import Batch
 from nnxlab.runs import cells, optimizer
@@ -83,8 +83,7 @@ def prepare(
     batch_sharding = _batch_sharding(mesh, batch, accumulate)
     rule = optimizer.adamw(steps, learning_rate)
     shardings = {
-        path: NamedSharding(mesh, sharding.resolve(names, mesh))
-        for path, names in cell.names.items()
+        path: NamedSharding(mesh, rules.resolve(names, mesh)) for path, names in cell.names.items()
     }
 
     whole = NamedSharding(mesh, PartitionSpec())

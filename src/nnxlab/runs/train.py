@@ -16,12 +16,16 @@ def run(arguments: argparse.Namespace) -> int:
       ShardingError: Bug 3, where quantizing inside the constructor makes it fatal.
       ProcessError: One of several processes failed.
     """
+    import jax
+
     from nnxlab.runs import processes
 
     if arguments.processes > 1 and not processes.is_child():
         return processes.spawn(
             arguments.command_line, arguments.processes, arguments.devices_per_process
         )
+    if arguments.distributed:
+        jax.distributed.initialize()
     processes.join()
     return _train(arguments)
 
@@ -126,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learning-rate", type=float, default=3e-5, help="its peak (default %(default)g)")
     add("--quick", action="store_true", help="compile faster, run slower: for a few steps")
     add("--processes", type=_count, default=1, metavar="N", help="started on this machine")
+    add("--distributed", action="store_true", help="join the other hosts of a TPU pod slice")
     add("--devices-per-process", type=_count, default=4, metavar="N", help="default %(default)s")
     add("--checkpoints", type=Path, metavar="DIR", help="save into DIR")
     add("--save-every", type=_count, default=10, metavar="N", help="steps between two saves")
