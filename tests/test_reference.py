@@ -13,4 +13,4 @@ def test_the_numbers_read_off_maxtext_are_complete():
 def test_nothing_of_it_names_a_machine():
     for path in reference.SMALL_DUMP.parent.glob("*.json"):
         text = json.dumps(json.loads(path.read_text()))
-        assert "/home/" not in text and "/root/" not in text and "/work/" not in text
+        assert not [part for part in ("/home/", "/Users/", "/tmp/") if part in text]
