@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
-from qwix._src.utils import flax_util  # qwix exports no way to ask for the current module's path
+
+try:  # qwix exports no way to ask for the current module's path
+    from qwix._src.utils import flax_util
+except ImportError:  # where qwix 0.1.6 has it
+    from qwix._src import flax_util
 
 from nnxlab import compat
 from nnxlab.model import inputs
