@@ -65,7 +65,8 @@ def equations():
 
 
 def _normal(random, leaf):
-    return jnp.asarray(random.normal(scale=0.1, size=leaf.shape), leaf.dtype)
+    # Large enough for attention to be no plain mean: a fault in it must show in the losses.
+    return jnp.asarray(random.normal(scale=0.3, size=leaf.shape), leaf.dtype)
 
 
 @pytest.fixture(scope="session")

@@ -37,13 +37,19 @@ def _both(model, batch):
     return run(state, port.to_linen(model), batch)
 
 
+def _packed(sizes):
+    """Two documents and padding: where positions start anew, it matters which ones are given."""
+    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]] * 2)
+    positions = jnp.array([[0, 1, 2, 0, 1, 2, 3, 0]] * 2)
+    batch = inputs.synthetic(sizes, batch=2, length=8)
+    return batch._replace(positions=positions, segment_ids=segments, target_mask=segments)
+
+
 # Stacked at -1 in NNX, the weights reach Linen, which stacks at 0, by a move of their layer axis.
 @pytest.mark.parametrize(("depths", "axis"), [(0, 0), (2, -1)])
 def test_linen_equals_nnx_from_the_same_weights(filled, depths, axis):
     sizes = config.DEEPSEEK3_SMALL.replace(mtp_num_layers=depths, param_scan_axis=axis)
-    (ours, sown_here), (theirs, sown_there) = _both(
-        filled(sizes), inputs.synthetic(sizes, batch=2, length=8)
-    )
+    (ours, sown_here), (theirs, sown_there) = _both(filled(sizes), _packed(sizes))
     assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs) > 0
     for name in SOWN if depths else ():
         assert len(sown_here[name]) == len(sown_there[name]) == depths

@@ -186,3 +186,12 @@ def test_by_batch_splits_rows_on_the_mesh_that_is_set_and_is_free_without(mesh):
     with jax.set_mesh(mesh):
         split = jax.jit(ops.by_batch)(x)
     assert {shard.data.shape for shard in split.addressable_shards} == {(1, 4)}
+
+
+def test_swiglu_gates_with_the_first_kernel_and_not_with_the_second():
+    x = _random(1, 2, 4)
+    first, second, out = _random(4, 5, seed=1), _random(4, 5, seed=2), _random(5, 4, seed=3)
+    found = ops.swiglu(x, *(lambda h, k=k: h @ k for k in (first, second, out)))
+    gate = np.asarray(x @ first)
+    expected = (gate / (1 + np.exp(-gate)) * np.asarray(x @ second)) @ np.asarray(out)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

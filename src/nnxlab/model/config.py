@@ -128,7 +128,7 @@ DEEPSEEK3_TINY = DEEPSEEK3_671B.replace(
     kv_lora_rank=16,
 )
 
-# The size of the reference dump tests/data/deepseek3_small.npz: seconds on a laptop.
+# The size of the reference dump reference/deepseek3_small.npz: seconds on a laptop.
 DEEPSEEK3_SMALL = DeepSeekConfig(
     emb_dim=32,
     mlp_dim=48,

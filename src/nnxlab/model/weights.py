@@ -2,7 +2,7 @@
 
 Both implementations create their variables from these tables, so a weight cannot be sharded one
 way in NNX and another way in Linen. Logical axis names are MaxText's, as read off it in
-``tests/data/scan_axis_deepseek3_tiny.json``.
+``nnxlab/reference/scan_axis_deepseek3_tiny.json``.
 """
 
 import dataclasses
