@@ -1,27 +1,24 @@
-"""Training a cell: one compiled step, donated buffers, shardings from the snapshot."""
+"""Training a cell: initial weights on the mesh, then one compiled step over and over."""
 
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from nnxlab import devices, rules, sharding
-from nnxlab.model import inputs, loss, ops
+from nnxlab import sharding
+from nnxlab.model import inputs
 from nnxlab.model.inputs import Batch
-from nnxlab.runs import cells, optimizer
+from nnxlab.runs import optimizer
 from nnxlab.runs.cells import Cell
-
-FIGURES = ("loss", "lm_loss", "mtp_loss", "grad_norm", "mtp_grad_norm", "mtp_acceptance")
+from nnxlab.runs.step import plan
 
 
 @dataclasses.dataclass
 class Run:
-    """A compiled training run.
+    """A training run.
 
     Attributes:
       state: ``params``, ``opt`` and ``step``, sharded on the mesh.
@@ -31,7 +28,6 @@ class Run:
     cell: Cell
     mesh: Mesh
     state: dict
-    state_shardings: dict
     step: Callable
     batch_sharding: NamedSharding
     traces: int = 0
@@ -80,37 +76,22 @@ def prepare(
     rows = sharding.rows(cell.shapes, cell.names, mesh)
     if mesh.size > 1:
         sharding.check_sharded(rows, tolerance)
-    batch_sharding = _batch_sharding(mesh, batch, accumulate)
-    rule = optimizer.adamw(steps, learning_rate)
-    shardings = {
-        path: NamedSharding(mesh, rules.resolve(names, mesh)) for path, names in cell.names.items()
-    }
-
-    whole = NamedSharding(mesh, PartitionSpec())
-    host = cell.initial(seed)
-    params = {path: _placed(host[path], shardings[path]) for path in host}
-    opt_shardings = optax.tree_utils.tree_map_params(
-        rule,
-        lambda _, s: s,
-        jax.eval_shape(rule.init, params),
-        shardings,
-        transform_non_params=lambda _: whole,
+    planned = plan(
+        cell, mesh, steps=steps, batch=batch, accumulate=accumulate, learning_rate=learning_rate
     )
-    state_shardings = {"params": shardings, "opt": opt_shardings, "step": whole}
-    opt = jax.jit(rule.init, out_shardings=opt_shardings)(params)
-    state = {"params": params, "opt": opt, "step": _placed(np.zeros((), np.int32), whole)}
-    run = Run(cell, mesh, state, state_shardings, None, batch_sharding)
+    shapes, host = planned.state, cell.initial(seed)
+    params = {path: _placed(host.pop(path), s.sharding) for path, s in shapes["params"].items()}
+    opt_shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes["opt"])
+    opt = jax.jit(planned.rule.init, out_shardings=opt_shardings)(params)
+    count = _placed(np.zeros((), np.int32), shapes["step"].sharding)
+    state = {"params": params, "opt": opt, "step": count}
+    run = Run(cell, mesh, state, None, planned.batch_sharding)
 
     def step(state, batch):
         run.traces += 1
-        return _step(cell, rule, accumulate, state, batch)
+        return planned(state, batch)
 
-    run.step = jax.jit(
-        step,
-        donate_argnums=0,
-        out_shardings=(state_shardings, whole),
-        compiler_options=devices.one_shot() if quick else None,
-    )
+    run.step = planned.jitted(step, quick)
     return run
 
 
@@ -126,69 +107,3 @@ def rows(run: Run, batches: Iterator[Batch], steps: int) -> Iterator[dict[str, f
 def _placed(host: np.ndarray, sharding: NamedSharding) -> jax.Array:
     # From a callback and not by device_put: the same on one process and on several.
     return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
-
-
-def _step(cell: Cell, rule, accumulate: int, state: dict, batch: Batch):
-    gradients, figures = accumulated(cell, state["params"], batch, accumulate)
-    updates, opt = rule.update(gradients, state["opt"], state["params"])
-    params = optax.apply_updates(state["params"], updates)
-    mtp = {path: g for path, g in gradients.items() if path.startswith("mtp_block.")}
-    figures["grad_norm"] = optax.tree.norm(gradients)
-    figures["mtp_grad_norm"] = optax.tree.norm(mtp)
-    return {"params": params, "opt": opt, "step": state["step"] + 1}, figures
-
-
-def accumulated(cell: Cell, params: cells.Params, batch: Batch, accumulate: int):
-    """Gradients and figures of the full batch, summed over ``accumulate`` microbatches.
-
-    Each microbatch is divided by the full batch's counts and not by its own, for the MTP term as
-    for the next-token one, so the sum is exact. (Dividing an averaged MTP loss once more shrinks
-    its gradient and leaves the logged value as it was: MaxText at a8427ccb7.)
-    """
-    totals = cells.totals(cell.config, batch.target_mask)
-    gradient = jax.value_and_grad(lambda p, b: _parts(cell, p, b, totals), has_aux=True)
-    if accumulate == 1:
-        (_, figures), gradients = gradient(params, batch)
-        return gradients, figures
-    micro = jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[-1]), batch)
-
-    def add(total, one):
-        (_, figures), gradients = gradient(params, one)
-        return jax.tree.map(jnp.add, total, (gradients, figures)), None
-
-    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[1], shapes[0][1]))
-    return jax.lax.scan(add, zeros, micro)[0]
-
-
-def _parts(cell: Cell, params: cells.Params, batch: Batch, totals):
-    scores, collected = cell.forward(params, batch)
-    counted, pooled = totals
-    own = cells.totals(cell.config, batch.target_mask)[1]
-    lm = scores.losses / (counted + loss.EPSILON)
-    share = (own + loss.EPSILON) / (pooled + loss.EPSILON)
-    mtp = cell.terms.loss(collected, cell.config) * share
-    accepted = loss.mtp_acceptance(
-        scores.predictions,
-        cells.sown_anywhere(collected, "predictions"),
-        cells.sown_anywhere(collected, "mask"),
-    )
-    return lm + mtp, {
-        "loss": lm + mtp,
-        "lm_loss": lm,
-        "mtp_loss": mtp,
-        "mtp_acceptance": accepted * share,
-    }
-
-
-def _batch_sharding(mesh: Mesh, batch: int, accumulate: int) -> NamedSharding:
-    axes = tuple(axis for axis in ops.BATCH_AXES if mesh.shape.get(axis, 1) > 1)
-    parts = 1
-    for axis in axes:
-        parts *= mesh.shape[axis]
-    if batch % accumulate or batch % parts:
-        raise ValueError(
-            f"a batch of {batch} rows divides neither by accumulate={accumulate} nor by the "
-            f"{parts} parts of mesh axes {', '.join(axes) or 'none'}; both must divide it"
-        )
-    return NamedSharding(mesh, PartitionSpec(axes or None, None))
