@@ -1,3 +1,6 @@
+import json
+import sys
+
 import flax.linen as nn
 import hypothesis.strategies as st
 import pytest
@@ -60,3 +63,77 @@ def test_unknown_names_and_mesh_axes_are_named(mesh):
 )
 def test_specs_read_the_same_in_every_version(spec, text):
     assert rules.spec_text(spec) == text
+
+
+axes_lists = st.one_of(
+    st.sampled_from(["fsdp", "tensor"]),
+    st.lists(st.sampled_from(["fsdp", "tensor", "expert"]), unique=True),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), axes_lists), min_size=1))
+def test_rules_read_back_from_json_and_yaml(tmp_path_factory, pairs):
+    yaml = pytest.importorskip("yaml")
+    folder = tmp_path_factory.mktemp("rules")
+    plain = [list(pair) for pair in pairs]
+    (folder / "a.json").write_text(json.dumps(plain))
+    (folder / "b.json").write_text(json.dumps({"logical_axis_rules": plain, "more": 1}))
+    (folder / "c.yml").write_text(yaml.safe_dump({"logical_axis_rules": plain}))
+    expected = tuple((n, axes if isinstance(axes, str) else tuple(axes)) for n, axes in pairs)
+    for name in ("a.json", "b.json", "c.yml"):
+        assert rules.read(folder / name) == expected
+
+
+def test_maxtexts_rules_from_a_file_shard_as_the_built_in_ones(tmp_path):
+    file = tmp_path / "maxtext.json"
+    file.write_text(json.dumps(rules.MAXTEXT_RULES))
+    mesh = _abstract("fsdp=2,tensor=2,expert=2")
+    for name in NAMES:
+        assert rules.resolve((name,), mesh, rules.read(file)) == rules.resolve((name,), mesh)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "", "not JSON"),
+        ("a.json", "[[", "not JSON"),
+        ("a.json", "[]", "no list of rules"),
+        ("a.json", "3", "no list of rules"),
+        ("a.json", '{"rules": []}', "under logical_axis_rules"),
+        ("a.yml", "", "no list of rules"),
+        ("a.yml", "[", "not YAML"),
+        ("a.txt", "[]", "ends in none of .json, .yml, .yaml"),
+    ],
+)
+def test_a_file_without_rules_is_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        rules.read(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_every_fault_of_a_rule_file_is_named_at_once(tmp_path):
+    file = tmp_path / "bad.json"
+    bad = [["embed"], [3, []], ["mlp", 7], ["norm", [1]], ["exp", ["a", "a"]], ["kv", []], "heads"]
+    file.write_text(json.dumps(bad))
+    with pytest.raises(ValueError, match="bad.json: not as in") as error:
+        rules.read(file)
+    for number, fault in {
+        1: "not a pair",
+        2: "the name is no text",
+        3: "the axes are neither",
+        4: "the axes are neither",
+        5: "a mesh axis stands twice",
+        7: "not a pair",
+    }.items():
+        assert f"rule {number}, {bad[number - 1]!r}: {fault}" in str(error.value)
+    assert "rule 6" not in str(error.value)
+
+
+def test_a_missing_file_and_a_missing_yaml_are_said(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="none.json"):
+        rules.read(tmp_path / "none.json")
+    (tmp_path / "a.yml").write_text("[]")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ValueError, match="needs PyYAML.*JSON needs nothing"):
+        rules.read(tmp_path / "a.yml")

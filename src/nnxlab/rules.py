@@ -1,6 +1,8 @@
-"""Logical axis names to PartitionSpecs: MaxText's rules and how they are applied."""
+"""Logical axis names to PartitionSpecs: MaxText's rules, a user's own, and how they are applied."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import flax.linen as nn
 from jax.sharding import PartitionSpec
@@ -80,6 +82,40 @@ def resolve(names: Names, mesh, rules: Rules = MAXTEXT_RULES) -> PartitionSpec:
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in used))
 
 
+def read(path: Path | str) -> Rules:
+    """Rules from a file, in MaxText's form: pairs of a logical axis and its mesh axes.
+
+    A JSON file holds the list of pairs, or an object with it under ``logical_axis_rules``::
+
+        [["embed", ["fsdp", "expert"]], ["mlp", "tensor"], ["norm", []]]
+
+    A ``.yml`` or ``.yaml`` file, which needs PyYAML, has the same list; MaxText's own
+    ``configs/base.yml`` will do. An empty list of axes says "replicated"; a name may stand twice,
+    as in ``MAXTEXT_RULES``.
+
+    Raises:
+      ValueError: Every fault of the file at once, with its place.
+      OSError: The file cannot be read.
+    """
+    path = Path(path)
+    found = _parsed(path)
+    if isinstance(found, dict):
+        found = found.get("logical_axis_rules")
+    if not isinstance(found, list) or not found:
+        raise ValueError(
+            f"rules {path}: no list of rules, neither at the top nor under logical_axis_rules; "
+            f"write {_EXAMPLE}"
+        )
+    faults = [
+        f"  rule {number}, {rule!r}: {fault}"
+        for number, rule in enumerate(found, 1)
+        if (fault := _fault(rule))
+    ]
+    if faults:
+        raise ValueError(f"rules {path}: not as in {_EXAMPLE}:\n" + "\n".join(faults))
+    return tuple((name, axes if isinstance(axes, str) else tuple(axes)) for name, axes in found)
+
+
 def spec_text(spec: PartitionSpec) -> str:
     """A PartitionSpec as text that no jax version changes: ``P('fsdp', None)``."""
     parts = [repr(axes if axes is None or isinstance(axes, str) else tuple(axes)) for axes in spec]
@@ -89,3 +125,41 @@ def spec_text(spec: PartitionSpec) -> str:
 def axes_of(axes) -> tuple[str, ...]:
     """One entry of a PartitionSpec or of a rule as a tuple of mesh axes."""
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+_EXAMPLE = '[["embed", ["fsdp", "expert"]], ["mlp", "tensor"], ["norm", []]]'
+
+
+def _parsed(path: Path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"rules {path}: not JSON: {error}") from error
+    if path.suffix not in (".yml", ".yaml"):
+        raise ValueError(f"rules {path}: the name ends in none of .json, .yml, .yaml")
+    try:
+        import yaml
+    except ImportError as error:
+        raise ValueError(
+            f"rules {path}: reading YAML needs PyYAML (pip install pyyaml); JSON needs nothing"
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"rules {path}: not YAML: {error}") from error
+
+
+def _fault(rule) -> str | None:
+    if not isinstance(rule, list) or len(rule) != 2:
+        return "not a pair [name, axes]"
+    name, axes = rule
+    if not isinstance(name, str) or not name:
+        return "the name is no text"
+    axes = [axes] if isinstance(axes, str) else axes
+    if not isinstance(axes, list) or not all(isinstance(axis, str) and axis for axis in axes):
+        return "the axes are neither a mesh axis nor a list of them"
+    if len(set(axes)) < len(axes):
+        return "a mesh axis stands twice"
+    return None

@@ -29,9 +29,9 @@ def test_topologies_by_name(text, kind, shape):
         ("v6e:2x-4", "not KIND:SIZES"),
         ("v6e:2x0", "not KIND:SIZES"),
         ("v6e:2x²", "not KIND:SIZES"),
-        ("v6e:2x2x2", "v6e has 2 dimensions, as in v6e:2x2"),
-        ("v5p:8x8", "v5p has 3 dimensions, as in v5p:2x2x2"),
-        ("cpu:2x4", "cpu has 1 dimensions"),
+        ("v6e:2x2x2", "v6e takes 2 sizes, as in v6e:2x2"),
+        ("v5p:8x8", "v5p takes 3 sizes, as in v5p:2x2x2"),
+        ("cpu:2x4", "cpu takes 1 size, as in cpu:2"),
         ("v5e:32x32", "1024 chips, and the largest slice of v5e has 256"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_topology_reads_back(kind, sizes):
     if len(sizes) == chips.CHIPS[kind].rank:
         assert chips.parse_topology(text) == (chips.CHIPS[kind], tuple(sizes))
     else:
-        with pytest.raises(ValueError, match="dimensions"):
+        with pytest.raises(ValueError, match="takes"):
             chips.parse_topology(text)
 
 

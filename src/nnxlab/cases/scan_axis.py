@@ -26,6 +26,7 @@ from nnxlab.model.scan_axis import (
     to_stack,
 )
 from nnxlab.quantization import fp8_full
+from nnxlab.rules import MAXTEXT_RULES, Rules
 from nnxlab.training import mtp_term
 
 NAME = "scan-axis"
@@ -87,16 +88,19 @@ def quantized_in_construction(config: DeepSeekConfig, trip: RoundTrip) -> DeepSe
     return compat.eval_shape(build_and_quantize)
 
 
-def before_and_after(config: DeepSeekConfig, mesh, trip: RoundTrip) -> pd.DataFrame:
+def before_and_after(
+    config: DeepSeekConfig, mesh, trip: RoundTrip, rules: Rules = MAXTEXT_RULES
+) -> pd.DataFrame:
     """The sharding table of a model with the columns ``names_after`` and ``spec_after``.
 
     Args:
       config: Any config; MTP and quantization have no part in this bug.
       mesh: The mesh to resolve the names on.
       trip: ``BROKEN`` or ``FIXED``.
+      rules: What the names stand for.
     """
-    before = sharding.table(model_after(config, trip, 0), mesh)
-    after = sharding.table(model_after(config, trip, 1), mesh)
+    before = sharding.table(model_after(config, trip, 0), mesh, rules)
+    after = sharding.table(model_after(config, trip, 1), mesh, rules)
     for column in ("names", "spec", "shard", "bytes_per_device"):
         before[f"{column}_after"] = after[column]
     return before

@@ -77,7 +77,8 @@ def _faults_of_shape(chip: Chip, shape: tuple[int, ...]) -> list[str]:
     count = math.prod(shape)
     if len(shape) != chip.rank:
         example = "x".join(["2"] * chip.rank)
-        return [f"{chip.kind} has {chip.rank} dimensions, as in {chip.kind}:{example}"]
+        sizes = f"{chip.rank} size{'s' * (chip.rank > 1)}"
+        return [f"{chip.kind} takes {sizes}, as in {chip.kind}:{example}"]
     if chip.slices and count > chip.largest:
         return [f"{count} chips, and the largest slice of {chip.kind} has {chip.largest}"]
     return []
