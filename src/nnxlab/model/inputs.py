@@ -57,6 +57,18 @@ def check(config: DeepSeekConfig, batch: Batch) -> None:
         raise ValueError(f"all inputs must have one shape [batch, length]; got {shapes}")
 
 
+def check_targets(targets, target_mask) -> None:
+    """Raises before anything is traced if a loss is asked for without its targets.
+
+    Raises:
+      MissingInputError: Names what is missing.
+    """
+    given = {"targets": targets, "target_mask": target_mask}
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise MissingInputError(f"scores=True needs {', '.join(missing)}: a loss has targets")
+
+
 def dummy(config: DeepSeekConfig, batch: int = 1, length: int = 8) -> Batch:
     """A batch of ones with every input that ``config`` needs and None for the others."""
     ones = jnp.ones((batch, length), jnp.int32)

@@ -22,10 +22,11 @@ class Dense(nn.Module):
     config: DeepSeekConfig
     axes: int = 1
 
-    @nn.compact
+    def setup(self):
+        self.kernel = parameter(self, "kernel", self.weight)
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = parameter(self, "kernel", self.weight)
-        return ops.dense(x, kernel, self.config.activation_dtype, self.axes)
+        return ops.dense(x, self.kernel, self.config.activation_dtype, self.axes)
 
 
 class RMSNorm(nn.Module):

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from nnxlab.model import loss, ops, weights
+from nnxlab.model import head, inputs, loss, ops, weights
 from nnxlab.model.config import REMAT_POLICIES, DeepSeekConfig
 from nnxlab.model.linen_layers import Dense, Layer, RMSNorm, parameter
 
@@ -54,7 +54,8 @@ class Decoder(nn.Module):
 
     def score(self, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> loss.Scores:
         """[B, S, D], [B, S], [B, S] -> losses and predictions of the head."""
-        return loss.score(self.head(hidden), targets, mask)
+        kernel, dtype = self.logits_dense.kernel, self.config.activation_dtype
+        return head.score(self.decoder_norm(hidden), kernel, targets, mask, dtype)
 
 
 class MtpLayer(nn.Module):
@@ -115,11 +116,13 @@ class DeepSeek(nn.Module):
         """Logits, float32 [B, S, V], or ``loss.Scores``; sows where the collections are mutable."""
         if self.is_initializing() and targets is None:
             targets = target_mask = jnp.ones_like(tokens)
+        if scores:
+            inputs.check_targets(targets, target_mask)
         hidden = self.decoder(self.token_embedder(tokens), positions, segment_ids)
         mask = target_mask if target_mask is None else loss.loss_mask(target_mask)
         if self.config.mtp_num_layers:
-            inputs = (tokens, positions, segment_ids, targets, mask)
-            self.mtp_block(self.token_embedder, self.decoder, hidden, *inputs)
+            rolled = (tokens, positions, segment_ids, targets, mask)
+            self.mtp_block(self.token_embedder, self.decoder, hidden, *rolled)
         return self.decoder.score(hidden, targets, mask) if scores else self.decoder.head(hidden)
 
 

@@ -66,9 +66,3 @@ class Scores(NamedTuple):
 
     losses: jax.Array  # summed cross-entropy of the positions that count, []
     predictions: jax.Array  # the likeliest token, int32 [B, S]
-
-
-def score(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Scores:
-    """[B, S, V], [B, S], [B, S] -> Scores."""
-    predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return Scores(jnp.sum(cross_entropy(logits, targets) * mask), predictions)

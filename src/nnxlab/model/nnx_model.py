@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxlab import compat, devices
-from nnxlab.model import loss, ops, stack, weights
+from nnxlab.model import head, inputs, loss, ops, stack, weights
 from nnxlab.model.config import DeepSeekConfig
 from nnxlab.model.nnx_layers import Dense, Layer, RMSNorm, parameter
 from nnxlab.model.scan_axis import RECORDED, RoundTrip
@@ -60,7 +60,8 @@ class Decoder(nnx.Module):
 
     def score(self, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> loss.Scores:
         """[B, S, D], [B, S], [B, S] -> losses and predictions of the head."""
-        return loss.score(self.head(hidden), targets, mask)
+        kernel, dtype = self.logits_dense.kernel[...], self.config.activation_dtype
+        return head.score(self.decoder_norm(hidden), kernel, targets, mask, dtype)
 
 
 class MtpLayer(nnx.Module):
@@ -138,12 +139,17 @@ class DeepSeek(nnx.Module):
           targets: int [B, S]; needed with MTP layers, unused without.
           target_mask: [B, S], non-zero where a target counts; as ``targets``.
           scores: Return ``loss.Scores`` of the targets instead of the logits.
+
+        Raises:
+          MissingInputError: Scores are asked for without targets.
         """
+        if scores:
+            inputs.check_targets(targets, target_mask)
         hidden = self.decoder(self.token_embedder(tokens), positions, segment_ids)
         mask = target_mask if target_mask is None else loss.loss_mask(target_mask)
         if self.config.mtp_num_layers:
-            inputs = (tokens, positions, segment_ids, targets, mask)
-            self.mtp_block(self.token_embedder, self.decoder, hidden, *inputs)
+            rolled = (tokens, positions, segment_ids, targets, mask)
+            self.mtp_block(self.token_embedder, self.decoder, hidden, *rolled)
         return self.decoder.score(hidden, targets, mask) if scores else self.decoder.head(hidden)
 
 

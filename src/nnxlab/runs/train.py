@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--accumulate", type=_count, default=1, metavar="N", help="microbatches a step")
     add("--data", default="synthetic", choices=["synthetic", "text"], help="default %(default)s")
     add("--dtype", default="float32", choices=["float32", "bfloat16"], help="of activations")
-    add("--remat", default="none", choices=["none", "full", "minimal"], help="of the layers")
+    add("--remat", default="full", choices=["none", "full", "minimal"], help="of the layers")
     add("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
     add("--learning-rate", type=float, default=3e-5, help="its peak (default %(default)g)")
     add("--quick", action="store_true", help="compile faster, run slower: for a few steps")
