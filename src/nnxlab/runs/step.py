@@ -18,7 +18,7 @@ from nnxlab.runs.cells import Cell
 FIGURES = ("loss", "lm_loss", "mtp_loss", "grad_norm", "mtp_grad_norm", "mtp_acceptance")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """A training step, neither compiled nor given any array.
 
