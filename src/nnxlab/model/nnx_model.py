@@ -13,6 +13,9 @@ from nnxlab.model.sown import mtp_acceptance, mtp_losses
 from nnxlab.model.weights import Draws
 
 
+_SLOW_TO_DRAW = 5_000_000  # parameters; from here on unoptimised code costs more than it saves
+
+
 class Embed(nnx.Module):
     """Token embedding: int [B, S] -> [B, S, D]."""
 
@@ -167,8 +170,10 @@ def create(config: DeepSeekConfig, *, seed: int = 0, trip: RoundTrip = RECORDED)
     def state():
         return nnx.state(DeepSeek(config, rngs=nnx.Rngs(params=seed), trip=trip))
 
-    graphdef = nnx.graphdef(abstract(config, trip=trip))
-    return nnx.merge(graphdef, jax.jit(state, compiler_options=devices.one_shot())())
+    graphdef, shapes = nnx.split(abstract(config, trip=trip))
+    small = sum(leaf.size for leaf in jax.tree.leaves(shapes)) < _SLOW_TO_DRAW
+    options = devices.one_shot() if small else None
+    return nnx.merge(graphdef, jax.jit(state, compiler_options=options)())
 
 
 def abstract(config: DeepSeekConfig, *, trip: RoundTrip = RECORDED) -> DeepSeek:
