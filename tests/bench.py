@@ -11,9 +11,15 @@ import time
 
 from nnxlab import devices
 from nnxlab.cases import scan_axis
-from nnxlab.model.config import DEEPSEEK3_TINY
+from nnxlab.model.config import DEEPSEEK3_671B, DEEPSEEK3_TINY
+from nnxlab.scale import price
 
-BUDGETS = {"verify": (60, 3.0), "verify --config small": (60, 3.0), "parity": (60, 3.0)}
+BUDGETS = {
+    "verify": (60, 3.0),
+    "verify --config small": (60, 3.0),
+    "parity": (60, 3.0),
+    "price": (5, 1.0),  # DeepSeek-V3's 671 B on 512 chips, every slice of every chip
+}
 
 
 def whole_command(*arguments: str) -> tuple[float, float]:
@@ -35,6 +41,27 @@ def scan_axis_seconds(layers: int, mesh) -> float:
     return time.monotonic() - start
 
 
+def price_seconds(layers: int, mesh: dict[str, int]) -> float:
+    start = time.monotonic()
+    weights = price.weights(DEEPSEEK3_671B.replace(num_decoder_layers=layers))
+    price.by_group(price.price(weights, mesh))
+    return time.monotonic() - start
+
+
+def price_is_flat() -> None:
+    """Prints what a hundred times the layers and 512 times the chips add to the price's time."""
+    few, many = {"fsdp": 8}, {"fsdp": 512, "tensor": 8}
+    start, deep, wide = (61, few), (6100, few), (61, many)
+    price_seconds(*start)  # warms what is shared
+    rounds = [[price_seconds(*size) for size in (start, deep, wide)] for _ in range(15)]
+    plain = statistics.median(times[0] for times in rounds)
+    print(f"price: 61 layers on 8 chips {plain:.2f} s", end="")
+    for index, (name, budget) in enumerate({"6,100 layers": 1.2, "4,096 chips": 1.2}.items(), 1):
+        ratio = statistics.median(times[index] / times[0] for times in rounds)
+        print(f"; {name}, ratio {ratio:.2f} (budget {budget})", end="")
+    print()
+
+
 def main() -> None:
     print(f"{'command':28}{'seconds':>9}{'budget':>8}{'ratio':>7}{'peak GB':>9}{'budget':>8}")
     for command, (seconds, gigabytes) in BUDGETS.items():
@@ -48,6 +75,7 @@ def main() -> None:
     shallow, deep = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(d / s for s, d in pairs)
     print(f"scan-axis: 61 layers {shallow:.2f} s, 610 layers {deep:.2f} s, ratio {ratio:.2f}")
+    price_is_flat()
 
 
 if __name__ == "__main__":

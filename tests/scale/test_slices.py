@@ -17,22 +17,26 @@ MESHES = [{"fsdp": 512}, {"fsdp": 64, "expert": 8}, {"fsdp": 128, "tensor": 4}]
 
 @given(st.sampled_from(MESHES), st.sampled_from(SIZES))
 def test_a_resized_mesh_has_the_size_asked_for_and_fits(axes, chips):
-    mesh = slices.resized(FULL, axes, chips)
+    mesh, table = slices.resized(FULL, axes, chips)
     assert math.prod(mesh.values()) == chips
     assert mesh.get("expert") == axes.get("expert")
-    price.price(FULL, mesh)
+    assert table.equals(price.price(FULL, mesh))
 
 
-def test_fsdp_takes_what_divides_and_tensor_the_rest():
-    assert slices.resized(FULL, {"fsdp": 8}, 512) == {"fsdp": 512}
-    assert slices.resized(FULL, {"fsdp": 8}, 4096) == {"fsdp": 512, "tensor": 8}
-    # 512 bounds fsdp times expert: the rules put both on q_lora and kv_lora.
-    expert = {"fsdp": 1, "expert": 8}
-    assert slices.resized(FULL, expert, 4096) == {"fsdp": 64, "expert": 8, "tensor": 8}
-    tensor = {"tensor": 4, "fsdp": 1}
-    assert slices.resized(FULL, tensor, 2048) == {"fsdp": 512, "tensor": 4}
-    # Without fsdp the first axis grows.
-    assert slices.resized(FULL, {"expert": 2}, 256) == {"expert": 256}
+@pytest.mark.parametrize(
+    ("axes", "chips", "larger"),
+    [
+        ({"fsdp": 8}, 512, {"fsdp": 512}),
+        ({"fsdp": 8}, 4096, {"fsdp": 512, "tensor": 8}),
+        # 512 bounds fsdp times expert: the rules put both on q_lora and kv_lora.
+        ({"fsdp": 1, "expert": 8}, 4096, {"fsdp": 64, "expert": 8, "tensor": 8}),
+        ({"tensor": 4, "fsdp": 1}, 2048, {"fsdp": 512, "tensor": 4}),
+        # Without fsdp the first axis grows.
+        ({"expert": 2}, 256, {"expert": 256}),
+    ],
+)
+def test_fsdp_takes_what_divides_and_tensor_the_rest(axes, chips, larger):
+    assert slices.resized(FULL, axes, chips)[0] == larger
 
 
 @pytest.mark.parametrize(
@@ -47,8 +51,8 @@ def test_without_tensor_in_the_rules_nothing_takes_the_rest():
         (name, tuple(a for a in ([axes] if isinstance(axes, str) else axes) if a != "tensor"))
         for name, axes in MAXTEXT_RULES
     )
-    assert slices.resized(FULL, {"fsdp": 8}, 512, rules) == {"fsdp": 512}
-    assert slices.resized(FULL, {"fsdp": 8}, 1024, rules) is None
+    assert slices.resized(FULL, {"fsdp": 8}, 512, rules=rules)[0] == {"fsdp": 512}
+    assert slices.resized(FULL, {"fsdp": 8}, 1024, rules=rules) is None
 
 
 @pytest.mark.parametrize("axes", MESHES)

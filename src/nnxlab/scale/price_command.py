@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     table = price.price(weights, axes, **options)
     sizes = sorted({size for kind in chips.CHIPS.values() for size in kind.slices} | {*SIZES})
-    curve = slices.curve(weights, axes, tuple(sizes), **options)
+    curve = slices.curve(weights, axes, sizes, **options)
     report = {
         "config": arguments.config,
         "mtp_num_layers": arguments.mtp,

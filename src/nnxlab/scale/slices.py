@@ -1,6 +1,7 @@
 """How the bytes a chip fall with the number of chips, and the smallest slice that holds them."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -10,15 +11,30 @@ from nnxlab.scale.chips import Chip
 
 
 def resized(
-    weights: price.Weights, axes: dict[str, int], chips: int, rules: Rules = MAXTEXT_RULES
-) -> dict[str, int] | None:
-    """The mesh ``axes`` made as large as ``chips``, or None if no such mesh fits the weights.
+    weights: price.Weights,
+    axes: dict[str, int],
+    chips: int,
+    *,
+    dtype: str = "float32",
+    rules: Rules = MAXTEXT_RULES,
+) -> tuple[dict[str, int], pd.DataFrame] | None:
+    """The mesh ``axes`` made as large as ``chips`` with its price, or None if none such fits.
 
     ``fsdp`` grows or shrinks (the first axis, if there is no fsdp) and the others stay. It cannot
     take every size: of DeepSeek-V3's 671 B, embed is 7168 = 2^10 * 7, q_lora 1536 = 2^9 * 3 and
     kv_lora 512 = 2^9, so fsdp ends at 512. What is beyond goes to ``tensor``, which shards other
     dimensions (mlp, heads, vocab). It cannot go to ``expert``: MaxText's rules put that axis on
     exp, but also beside fsdp on embed, q_lora and kv_lora, so 512 bounds the product of the two.
+
+    Args:
+      weights: Of any config.
+      axes: Mesh axis sizes by name.
+      chips: Product of the sizes wanted.
+      dtype: As in ``price.price``.
+      rules: As in ``price.price``.
+
+    Returns:
+      The axis sizes and ``price.price``'s table on them.
     """
     grows = "fsdp" if "fsdp" in axes else next(iter(axes))
     tensor = 1
@@ -28,15 +44,16 @@ def resized(
         if chips % rest or (tensor > 1 and grows == "tensor"):
             return None
         tried[grows] = chips // rest
-        if _fits(weights, tried, rules):
-            return tried
-        tensor *= 2
+        try:
+            return tried, price.price(weights, tried, dtype=dtype, rules=rules)
+        except ShardingError:
+            tensor *= 2
 
 
 def curve(
     weights: price.Weights,
     axes: dict[str, int],
-    sizes: tuple[int, ...],
+    sizes: Sequence[int],
     *,
     dtype: str = "float32",
     rules: Rules = MAXTEXT_RULES,
@@ -47,18 +64,18 @@ def curve(
       weights: Of any config.
       axes: A mesh, ``resized`` to each size.
       sizes: Numbers of chips.
-      dtype: As in ``price``.
-      rules: As in ``price``.
+      dtype: As in ``price.price``.
+      rules: As in ``price.price``.
 
     Returns:
       One row a size that some mesh fits: chips, mesh (axis sizes), fixed, broken.
     """
     made = []
     for chips in sizes:
-        mesh = resized(weights, axes, chips, rules)
-        if mesh is None:
+        found = resized(weights, axes, chips, dtype=dtype, rules=rules)
+        if found is None:
             continue
-        table = price.price(weights, mesh, dtype=dtype, rules=rules)
+        mesh, table = found
         held = {
             state: price.bytes_per_chip(table, state)["total_bytes_per_chip"]
             for state in ("fixed", "broken")
@@ -83,11 +100,3 @@ def smallest(curve: pd.DataFrame, chip: Chip, state: str) -> dict | None:
         return None
     first = enough.loc[enough["chips"].idxmin()]
     return {"chips": int(first["chips"]), "mesh": first["mesh"]}
-
-
-def _fits(weights: price.Weights, axes: dict[str, int], rules: Rules) -> bool:
-    try:
-        price.price(weights, axes, rules=rules)
-    except ShardingError:
-        return False
-    return True
