@@ -1,18 +1,21 @@
-"""The command line: ``nnxlab verify``, ``parity``, ``train``, ``run``."""
+"""The command line; each command beyond the first three is a module of its own."""
 
 import argparse
+import importlib
 import json
 import sys
 import time
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from nnxlab import printing
 
-from nnxlab.runs.train import add_arguments as add_train_arguments
-
-OUT, ERR = Console(), Console(stderr=True)
+# Each has HELP, EXAMPLE, add_arguments and run, and importing it starts nothing.
+MODULES = {
+    "train": "nnxlab.runs.train",
+    "matrix": "nnxlab.runs.matrix_command",
+    "price": "nnxlab.scale.price_command",
+    "compile": "nnxlab.scale.compile_command",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,10 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except KeyboardInterrupt:
-        ERR.print("interrupted")
+        printing.error("interrupted")
         return 130
     except (ValueError, RuntimeError, ImportError, OSError) as error:
-        ERR.print(f"nnxlab {arguments.name}: {error}", style="red", markup=False, highlight=False)
+        printing.error(f"nnxlab {arguments.name}: {error}")
         return 2
 
 
@@ -40,11 +43,11 @@ def verify(arguments: argparse.Namespace) -> int:
     findings, start = [], time.monotonic()
     for finding in verdict.verify(arguments.case, arguments.config):
         findings.append(finding)
-        _progress(f"{finding.case}: {finding.verdict}", start)
+        printing.progress(f"{finding.case}: {finding.verdict}", start)
     if arguments.json:
         print(json.dumps(verdict.report(findings), indent=1))
     else:
-        _print_table(verdict.table(findings))
+        printing.table(verdict.table(findings))
     return 0 if verdict.all_hold(findings) else 1
 
 
@@ -67,9 +70,9 @@ def parity(arguments: argparse.Namespace) -> int:
             nnx=compared["nnx"].map("{:.1e}".format),
             linen=compared["linen"].map("{:.1e}".format),
         )
-        _print_table(shown)
+        printing.table(shown)
         within = "within" if worst <= arguments.tolerance else "PAST"
-        OUT.print(f"worst relative difference {worst:.1e}: {within} {arguments.tolerance:.0e}")
+        printing.line(f"worst relative difference {worst:.1e}: {within} {arguments.tolerance:.0e}")
     return 0 if worst <= arguments.tolerance else 1
 
 
@@ -83,25 +86,18 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         start, out = time.monotonic(), path.parent if arguments.store else arguments.out
         try:
-            with ERR.status(path.stem) as status:
+            with printing.ERR.status(path.stem) as status:
                 for done, cells in notebooks.run(path, out, from_its_script=arguments.store):
                     status.update(f"{path.stem}: cell {done} of {cells}")
-            _progress(f"{path.stem}: {cells} cells", start)
+            printing.progress(f"{path.stem}: {cells} cells", start)
         except notebooks.NotebookError as error:
-            _progress(f"{path.stem}: FAILED", start)
+            printing.progress(f"{path.stem}: FAILED", start)
             failures.append(str(error))
     if failures:
         raise notebooks.NotebookError("\n".join(failures))
     if arguments.store or arguments.only:
         return 0
     return verify(arguments)
-
-
-def train(arguments: argparse.Namespace) -> int:
-    """Trains one cell."""
-    from nnxlab.runs import train
-
-    return train.run(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,13 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="print JSON instead of a table")
     one.set_defaults(command=parity)
 
-    one = commands.add_parser(
-        "train",
-        help="train one cell of the PR's matrix, with or without its bugs",
-        epilog="example: nnxlab train --cell nnx_mtp --broken mtp-loss --steps 20 --csv run.csv",
-    )
-    add_train_arguments(one)
-    one.set_defaults(command=train)
+    for name, path in MODULES.items():
+        module = importlib.import_module(path)
+        one = commands.add_parser(name, help=module.HELP, epilog=f"example: {module.EXAMPLE}")
+        module.add_arguments(one)
+        one.set_defaults(command=module.run)
 
     one = commands.add_parser(
         "run",
@@ -168,20 +162,3 @@ def _add_config_and_json(parser: argparse.ArgumentParser) -> None:
         "--config", default="tiny", metavar="NAME", help="tiny (61 layers, default) or small"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def _progress(line: str, start: float) -> None:
-    ERR.print(f"{time.monotonic() - start:6.1f} s  {line}", markup=False, highlight=False)
-
-
-def _print_table(frame) -> None:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in frame.columns:
-        table.add_column(column, overflow="fold")
-    for row in frame.itertuples(index=False):
-        table.add_row(*map(_escaped, row))
-    OUT.print(table)
-
-
-def _escaped(cell: object) -> str:
-    return str(cell).replace("[", "\\[")

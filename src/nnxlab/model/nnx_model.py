@@ -12,7 +12,6 @@ from nnxlab.model.scan_axis import RECORDED, RoundTrip
 from nnxlab.model.sown import mtp_acceptance, mtp_losses
 from nnxlab.model.weights import Draws
 
-
 _SLOW_TO_DRAW = 5_000_000  # parameters; from here on unoptimised code costs more than it saves
 
 

@@ -80,7 +80,7 @@ def prepare(
         cell, mesh, steps=steps, batch=batch, accumulate=accumulate, learning_rate=learning_rate
     )
     shapes, host = planned.state, cell.initial(seed)
-    params = {path: _placed(host.pop(path), s.sharding) for path, s in shapes["params"].items()}
+    params = {path: _placed(host[path], s.sharding) for path, s in shapes["params"].items()}
     opt_shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes["opt"])
     opt = jax.jit(planned.rule.init, out_shardings=opt_shardings)(params)
     count = _placed(np.zeros((), np.int32), shapes["step"].sharding)

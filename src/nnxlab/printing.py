@@ -1,0 +1,58 @@
+"""What the commands write: tables and lines on stdout, progress on stderr."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+OUT, ERR = Console(), Console(stderr=True)
+
+
+def line(text: str) -> None:
+    """One line on stdout, taken literally."""
+    OUT.print(text, markup=False, highlight=False)
+
+
+def error(text: str) -> None:
+    """One red line on stderr."""
+    ERR.print(text, style="red", markup=False, highlight=False)
+
+
+def progress(text: str, start: float) -> None:
+    """One line on stderr with the seconds since ``start`` (``time.monotonic()``)."""
+    ERR.print(f"{time.monotonic() - start:6.1f} s  {text}", markup=False, highlight=False)
+
+
+def table(frame) -> None:
+    """A DataFrame without its index; no cell is cut."""
+    shown = Table(box=box.SIMPLE, pad_edge=False)
+    for column in frame.columns:
+        shown.add_column(column, overflow="fold")
+    for row in frame.itertuples(index=False):
+        shown.add_row(*(str(cell).replace("[", "\\[") for cell in row))
+    OUT.print(shown)
+
+
+@contextlib.contextmanager
+def steps(total: int, on: bool = True) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A bar over ``total`` training steps; gives a function that takes each finished one."""
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=ERR, disable=not on) as bar:
+        task = bar.add_task("compiling", total=total)
+
+        def show(row: dict[str, float]) -> None:
+            text = f"loss {row['loss']:.4f}  mtp_loss {row['mtp_loss']:.4f}"
+            text += f"  {row['tokens_per_second']:,.0f} tokens/s"
+            bar.update(task, advance=1, description=text)
+
+        yield show
