@@ -130,3 +130,10 @@ def test_a_folder_without_notebooks_is_named(tmp_path):
         notebooks.find(tmp_path)
     with pytest.raises(notebooks.NotebookError, match="no such file"):
         notebooks.from_script(tmp_path / "a.ipynb")
+
+
+def test_a_name_that_no_notebook_has_is_refused(tmp_path):
+    (tmp_path / "1_first.py").touch()
+    assert notebooks.find(tmp_path, "first", scripts=True) == [tmp_path / "1_first.ipynb"]
+    with pytest.raises(notebooks.NotebookError, match="no notebook has 'third'.*are 1_first"):
+        notebooks.find(tmp_path, "third", scripts=True)

@@ -14,7 +14,6 @@ MODULES = {
     "train": "nnxlab.runs.train",
     "matrix": "nnxlab.runs.matrix_command",
     "price": "nnxlab.scale.price_command",
-    "compile": "nnxlab.scale.compile_command",
 }
 
 
@@ -81,9 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nnxlab import notebooks
 
     failures = []
-    for path in notebooks.find(arguments.notebooks):
-        if arguments.only and arguments.only not in path.stem:
-            continue
+    for path in notebooks.find(arguments.notebooks, arguments.only, scripts=arguments.store):
         start, out = time.monotonic(), path.parent if arguments.store else arguments.out
         try:
             with printing.ERR.status(path.stem) as status:
@@ -145,7 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR")
     one.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results go here")
-    one.add_argument("--only", metavar="TEXT", help="just the notebooks with TEXT in their name")
+    one.add_argument(
+        "--only", metavar="TEXT", default="", help="just the notebooks with TEXT in their name"
+    )
     one.add_argument(
         "--store", action="store_true", help="store the outputs in the notebooks themselves"
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from jax.sharding import NamedSharding
 from matplotlib.figure import Figure
 
@@ -106,6 +107,36 @@ def reached(modules: Sequence[str], by_run: Mapping[str, set[str]]) -> Figure:
         title="Weights that a quantization rule reached (o) and missed (x)",
     )
     axes.xaxis.tick_top()
+    return _shown_once(figure)
+
+
+def curves(
+    runs: Mapping[str, pd.DataFrame],
+    panels: Mapping[str, str],
+    title: str,
+    styles: Mapping[str, dict] | None = None,
+) -> Figure:
+    """Training curves: a panel a figure, a line a run, over the steps.
+
+    Args:
+      runs: One row a step, with the columns ``step`` and those of ``panels``, by label.
+      panels: What the vertical axis of each column's panel is called, with its unit.
+      title: What is compared.
+      styles: Line options of a label; broken runs are orange and the others blue by default.
+    """
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.6 * len(panels), 3.2), squeeze=False, layout="constrained"
+    )
+    for panel, (column, name) in zip(axes[0], panels.items(), strict=True):
+        for label, frame in runs.items():
+            style = {"color": BROKEN if label.startswith("broken") else FIXED}
+            style |= (styles or {}).get(label, {})
+            panel.plot(frame["step"], frame[column], label=label, **style)
+        panel.set(xlabel="step", ylabel=name)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(runs), frameon=False)
+    figure.suptitle(title, fontsize=10)
     return _shown_once(figure)
 
 

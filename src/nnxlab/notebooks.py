@@ -15,18 +15,28 @@ class NotebookError(RuntimeError):
     """A notebook could not be found or did not run to its end."""
 
 
-def find(folder: Path) -> list[Path]:
-    """The notebooks in ``folder``, in order.
+def find(folder: Path, only: str = "", *, scripts: bool = False) -> list[Path]:
+    """The notebooks in ``folder`` whose name contains ``only``, in order.
+
+    Args:
+      folder: Where.
+      only: Part of a name; all if empty.
+      scripts: Take every script for a notebook, also where that was never written.
 
     Raises:
-      NotebookError: There are none.
+      NotebookError: There are none, or none of that name.
     """
-    found = sorted(folder.glob("*.ipynb"))
+    pattern = "[0-9]*.py" if scripts else "*.ipynb"
+    found = sorted(path.with_suffix(".ipynb") for path in folder.glob(pattern))
     if not found:
         raise NotebookError(
             f"no notebooks in {folder.resolve()}: run this in the checkout, or pass --notebooks DIR"
         )
-    return found
+    chosen = [path for path in found if only in path.stem]
+    if not chosen:
+        there = ", ".join(path.stem for path in found)
+        raise NotebookError(f"no notebook has {only!r} in its name; there are {there}")
+    return chosen
 
 
 def from_script(path: Path) -> nbformat.NotebookNode:

@@ -3,10 +3,15 @@
 ``deepseek3_small``: weights, batch and results of its NNX DeepSeek with one MTP layer.
 ``scan_axis_deepseek3_tiny.json``: its sharding metadata before and after bug 3.
 ``maxtext_runs.json``: losses of its training runs.
+
+One file is not MaxText's but this package's own, for its length of minutes:
+``train_deepseek3_tiny.json``: what ``nnxlab train --config deepseek3-tiny --steps 20`` wrote.
 """
 
 import json
 from pathlib import Path
+
+import pandas as pd
 
 _FOLDER = Path(__file__).parent
 SMALL_DUMP = _FOLDER / "deepseek3_small.npz"
@@ -20,3 +25,15 @@ def scan_axis_tiny() -> dict:
 def maxtext_runs() -> dict:
     """Losses, times and errors of MaxText's own training runs at the PR and before it."""
     return json.loads((_FOLDER / "maxtext_runs.json").read_text())
+
+
+def full_run() -> pd.DataFrame:
+    """Our own run of deepseek3-tiny in full, one row a step; written by ``nnxlab train``."""
+    return pd.DataFrame(json.loads((_FOLDER / "train_deepseek3_tiny.json").read_text())["steps"])
+
+
+def maxtext_full_run() -> pd.DataFrame:
+    """MaxText's run of the same model, from its own initial weights, one row a step."""
+    run = maxtext_runs()["full"]["fixed nnx_mtp, 20 steps"]
+    frame = pd.DataFrame({name: run[name] for name in ("loss", "mtp_loss")})
+    return frame.assign(step=range(len(frame)))

@@ -53,7 +53,8 @@ def _train(arguments: argparse.Namespace) -> int:
     prepared = made.prepare(cell)
     saves = _checkpoints(arguments, prepared)
     try:
-        with printing.steps(arguments.steps, first) as show:
+        left = arguments.steps - int(prepared.state["step"])
+        with printing.steps(left, first) as show:
             for row in loop.rows(prepared, batches, arguments.steps):
                 record.add(row)
                 show(row)

@@ -1,0 +1,97 @@
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nnxlab import cli
+
+QUICK = ["--quick", "--length", "8"]
+
+
+def _start(*options):
+    command = [sys.executable, "-m", "nnxlab", "train", *QUICK, *options]
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=kept, text=True, **pipes)
+
+
+def _wait_for(path, lines, process):
+    for _ in range(1200):
+        if path.exists() and len(path.read_text().splitlines()) > lines:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    pytest.fail(f"no {lines} lines in {path.name} after two minutes")
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_every_finished_step_and_save(tmp_path):
+    saves, figures = tmp_path / "saves", tmp_path / "run.csv"
+    line = ["--steps", "100000", "--checkpoints", str(saves), "--save-every", "2"]
+    process = _start(*line, "--csv", str(figures))
+    _wait_for(figures, 6, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with figures.open() as file:
+        done = [int(row["step"]) for row in csv.DictReader(file)]
+    assert done == list(range(len(done))) and len(done) >= 6
+    line[1] = str(len(done) + 2)
+    resumed = _start(*line, "--resume", "--json", str(tmp_path / "resumed.json"))
+    _, said = resumed.communicate()
+    assert resumed.returncode == 0, said
+    steps = [row["step"] for row in json.loads((tmp_path / "resumed.json").read_text())["steps"]]
+    # At most the steps since the last save are done again: none is missing.
+    assert len(done) - 3 <= steps[0] <= len(done) and steps[-1] == len(done) + 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_finished_steps_and_exits_130(tmp_path):
+    path = tmp_path / "run.csv"
+    process = _start("--steps", "100000", "--csv", str(path))
+    _wait_for(path, 3, process)
+    process.send_signal(signal.SIGINT)
+    shown, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert "step 0: " in shown and len(path.read_text().splitlines()) > 3
+
+
+@pytest.mark.slow
+def test_the_full_model_starts_where_a_uniform_guess_is(tmp_path):
+    import math
+
+    from nnxlab import reference
+
+    path = tmp_path / "run.json"
+    line = ["train", "--config", "deepseek3-tiny", "--steps", "20", "--json", str(path)]
+    process = subprocess.Popen([sys.executable, "-m", "nnxlab", *line])
+    for _ in range(3000):
+        if path.exists():
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    (first, *_) = json.loads(path.read_text())["steps"]
+    assert first["mtp_loss"] == pytest.approx(0.1 * math.log(129_280), rel=0.1)
+    stored = reference.full_run().iloc[0]
+    for figure in ("loss", "mtp_loss", "grad_norm"):
+        assert first[figure] == pytest.approx(stored[figure], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["--config", "none"], "unknown config 'none'"),
+        (["--broken", "mtp"], "unknown bug 'mtp'"),
+        (["--batch", "7"], "a batch of 7 rows divides neither"),
+        (["--cell", "nnx_mtp_qwix", "--broken", "qwix-targets"], "TypeError: roll requires"),
+        (["--cell", "nnx_mtp_qwix", "--broken", "scan-axis"], "of the parameters are replicated"),
+    ],
+)
+def test_what_cannot_run_is_said_in_one_line_and_exits_2(line, said, capsys):
+    assert cli.main(["train", *line]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,23 @@
+import pandas as pd
+
+from nnxlab import printing
+
+
+def test_a_table_shows_brackets_and_cuts_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    printing.table(pd.DataFrame({"axes": ["['embed', 'mlp']"], "n": [3]}))
+    assert "['embed', 'mlp']" in capsys.readouterr().out
+
+
+def test_lines_are_literal(capsys):
+    printing.line("[red]not a colour[/red]")
+    printing.error("[1, 2]")
+    captured = capsys.readouterr()
+    assert captured.out == "[red]not a colour[/red]\n" and captured.err == "[1, 2]\n"
+
+
+def test_progress_goes_to_stderr(capsys):
+    with printing.steps(2) as show:
+        show({"loss": 1.0, "mtp_loss": 0.5, "tokens_per_second": 10.0})
+    captured = capsys.readouterr()
+    assert captured.out == "" and "loss 1.0000  mtp_loss 0.5000" in captured.err
