@@ -41,13 +41,6 @@ def test_the_state_is_sharded_by_the_snapshot(nnx_run, mesh):
 
 
 @pytest.mark.slow
-def test_linen_takes_the_same_path(nnx_run, mesh):
-    for ours, theirs in zip(nnx_run[1], _run(mesh, "linen_mtp")[1], strict=True):
-        for figure in ("loss", "mtp_loss"):
-            assert ours[figure] == pytest.approx(theirs[figure], rel=1e-5)
-
-
-@pytest.mark.slow
 def test_accumulated_microbatches_give_the_gradients_of_the_full_batch(nnx_run, mesh):
     # F19: an averaged MTP loss that is divided once more shrinks its gradient unseen.
     for full, parts in zip(nnx_run[1], _run(mesh, accumulate=2)[1], strict=True):
@@ -66,10 +59,3 @@ def test_bug_3_is_fatal_where_the_constructor_quantizes(mesh):
     cell = cells.build("nnx_mtp_qwix", SMALL, ["scan-axis"])
     with pytest.raises(ShardingError, match="of the parameters are replicated, more than 2.00%"):
         loop.prepare(cell, mesh, steps=1)
-
-
-@pytest.mark.parametrize(("batch", "accumulate"), [(7, 1), (8, 3), (12, 1)])
-def test_a_batch_that_does_not_divide_is_refused(mesh, batch, accumulate):
-    cell = cells.build("nnx_mtp", SMALL)
-    with pytest.raises(ValueError, match=f"a batch of {batch} rows divides neither"):
-        loop.prepare(cell, mesh, steps=1, batch=batch, accumulate=accumulate)

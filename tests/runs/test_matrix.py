@@ -17,50 +17,29 @@ def _setup(mesh, sizes=SMALL, **options):
     return Setup(config=sizes, mesh=mesh, **options)
 
 
-@pytest.fixture(scope="module")
-def whole(mesh):
-    shown = []
-    outcomes = list(matrix.run(_setup(mesh), shown.append))
-    return outcomes, shown
+# The whole matrix, 20 steps of every cell, is what notebook 4 runs and asserts.
 
 
 @pytest.mark.slow
-def test_the_whole_matrix_holds_over_20_steps(whole, mesh):
-    outcomes, shown = whole
-    claims = matrix.claims(outcomes, _setup(mesh))
-    assert len(claims) == len(outcomes) == sum(map(len, matrix.LADDER.values()))
-    assert not [claim.text for claim in claims if not claim.holds]
-    assert len(shown) == 20 * matrix.COMPILED_RUNS
+@pytest.mark.parametrize(
+    ("kind", "dtype", "quantization"),
+    [("mtp", "bfloat16", "fp8_full"), ("mtp_qwix", "float32", "int8")],
+)
+def test_nnx_is_linen_in_bfloat16_and_in_int8_over_20_steps(mesh, kind, dtype, quantization):
+    setup = _setup(mesh, SMALL.replace(dtype=dtype), quantization=quantization)
+    ours, theirs = (matrix.outcome(f"{i}_{kind}", (), setup) for i in ("nnx", "linen"))
+    limit = matrix.TOLERANCE["quantized" if kind.endswith("qwix") else dtype]
+    assert len(ours.steps) == 20 and matrix.verdict(ours) == "trains"
+    assert matrix.difference(ours, theirs) <= limit
 
 
-@pytest.mark.slow
-def test_sound_nnx_is_linen_and_the_broken_loss_is_0_at_each_of_20_steps(whole):
-    table = matrix.table(whole[0]).set_index(["cell", "bugs in it"])
-    assert table.loc[("nnx_mtp", "none"), "from Linen"] <= 1e-5
-    assert table.loc[("nnx_mtp_qwix", "none"), "from Linen"] <= 1e-2
-    broken = table.loc[("nnx_mtp", "mtp-loss, qwix-targets, scan-axis")]
-    assert broken["verdict"] == "silent: mtp_loss is 0 at 20 of 20 steps"
-    assert broken["mtp_loss first"] == broken["mtp_loss last"] == 0.0
-
-
-@pytest.mark.slow
-def test_the_frame_has_a_row_per_step_and_run(whole):
-    frame = matrix.frame(whole[0])
-    trained = [outcome for outcome in whole[0] if not outcome.error]
-    assert len(frame) == 20 * len(trained)
-    assert list(frame.columns[:3]) == ["cell", "broken", "step"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["int8", "fp8_full"])
-def test_nnx_is_linen_in_bfloat16_and_quantized_to_8_bits(mesh, quantization):
-    options = {"steps": 5, "quantization": quantization}
-    setup = _setup(mesh, SMALL.replace(dtype="bfloat16"), **options)
-    kinds = ["mtp", "mtp_qwix"] if quantization == "int8" else ["mtp_qwix"]
-    for kind in kinds:
-        ours, theirs = (matrix.outcome(f"{i}_{kind}", (), setup) for i in ("nnx", "linen"))
-        limit = matrix.TOLERANCE["quantized" if kind.endswith("qwix") else "bfloat16"]
-        assert matrix.difference(ours, theirs) <= limit
+def test_a_bug_that_raises_is_an_outcome(mesh):
+    crash = matrix.outcome("nnx_mtp_qwix", BUGS, _setup(mesh))
+    assert crash.error.startswith("TypeError: roll requires ndarray") and crash.steps.empty
+    fatal = matrix.outcome("nnx_mtp_qwix", ["scan-axis"], _setup(mesh))
+    assert fatal.error.startswith("ShardingError: ") and fatal.error.endswith("more than 2.00%")
+    assert matrix.verdict(fatal) == f"raises {fatal.error}"
+    assert matrix.difference(fatal, crash) is None
 
 
 def test_what_no_bug_explains_is_raised(mesh, monkeypatch):
@@ -73,7 +52,11 @@ def test_what_no_bug_explains_is_raised(mesh, monkeypatch):
 
 
 def _made(cell, broken, loss, mtp, error=None):
-    steps = pd.DataFrame({"loss": loss, "mtp_loss": mtp}) if error is None else pd.DataFrame()
+    steps = (
+        pd.DataFrame({"step": range(len(loss)), "loss": loss, "mtp_loss": mtp})
+        if error is None
+        else pd.DataFrame()
+    )
     return Outcome(cell, broken, steps, error)
 
 
@@ -92,6 +75,20 @@ def _invented():
 
 def _failing(outcomes, mesh):
     return [c.text for c in matrix.claims(outcomes, _setup(mesh)) if not c.holds]
+
+
+def test_the_frame_has_a_row_per_step_of_each_run_that_trained():
+    frame = matrix.frame(_invented())
+    assert len(frame) == 2 * sum(o.error is None for o in _invented())
+    assert list(frame.columns[:2]) == ["cell", "broken"]
+
+
+def test_the_table_says_what_became_of_each_run():
+    table = matrix.table(_invented()).set_index(["cell", "bugs in it"])
+    broken = table.loc[("nnx_mtp", "mtp-loss, qwix-targets, scan-axis")]
+    assert broken["verdict"] == "silent: mtp_loss is 0 at 2 of 2 steps"
+    assert broken["mtp_loss first"] == broken["mtp_loss last"] == 0.0
+    assert table.loc[("nnx_mtp", "none"), "from Linen"] == 0.0
 
 
 def test_the_claims_hold_for_what_the_bugs_do(mesh):

@@ -35,11 +35,20 @@ def join() -> bool:
     """
     if not is_child():
         return False
+    _keep_stdout()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         os.environ[COORDINATOR], int(os.environ[COUNT]), int(os.environ[NUMBER])
     )
     return True
+
+
+def _keep_stdout() -> None:
+    """Leaves stdout to Python: gloo writes a line a rank to file descriptor 1, amid the JSON."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.stdout = os.fdopen(own, "w", buffering=1)
 
 
 def spawn(arguments: Sequence[str], processes: int, devices_per_process: int) -> int:
