@@ -7,13 +7,16 @@ processes take turns, so that both see the same machine; without MaxText it says
 """
 
 import argparse
+import csv
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 # MaxText's own way to an abstract train state: what its train_compile lowers its step with. The
 # NNX path is the default of 0.2.4. Prints the parameters it counted and the time after imports.
@@ -48,6 +51,10 @@ FLAGS = (
     "per_device_batch_size=1",
     "ici_fsdp_parallelism=8",
 )
+
+
+STEPS = 6
+TARGETS = (0.3, 0.4, 0.6)  # of MaxText: seconds, seconds, GB
 
 
 class BenchError(RuntimeError):
@@ -103,7 +110,74 @@ def abstract_state(maxtext: str, folder: str, rounds: int = 3) -> None:
     )
 
 
-COMPARISONS = {"abstract-state": abstract_state}
+def training(maxtext: str, folder: str, rounds: int = 1) -> None:
+    """Training deepseek3-tiny in full, each with its defaults, in turns; ours in both dtypes."""
+    theirs = [
+        *(maxtext, "-m", "maxtext.trainers.pre_train.train", _base_config(maxtext)),
+        *("model_name=deepseek3-tiny", "mtp_num_layers=1", "max_target_length=128"),
+        *("dataset_type=synthetic", f"steps={STEPS}", f"base_output_directory={folder}", *FLAGS),
+        *("sparse_matmul=false", "megablox=false"),  # the dense experts that ours are too
+    ]
+    step_line = re.compile(r"completed step: \d+, seconds: ([\d.]+)")
+    ours = [sys.executable, "-m", "nnxlab", "train", "--config", "deepseek3-tiny"]
+    for _ in range(rounds):
+        reference = _steps(theirs, folder, step_line.findall)
+        _report("MaxText (bfloat16)", reference, reference)
+        for dtype in ("float32", "bfloat16"):
+            figures = Path(folder, f"{dtype}-{time.monotonic_ns()}.csv")
+            options = ["--steps", str(STEPS), "--dtype", dtype, "--csv", str(figures)]
+            found = _steps([*ours, *options], folder, lambda _, path=figures: _seconds(path))
+            _report(f"nnxlab ({dtype})", found, reference)
+
+
+def _base_config(maxtext: str) -> str:
+    program = "import maxtext, pathlib; print(pathlib.Path(maxtext.__path__[0]))"
+    done = subprocess.run([maxtext, "-c", program], capture_output=True, text=True, check=True)
+    return str(Path(done.stdout.strip().splitlines()[-1]) / "configs" / "base.yml")
+
+
+def _seconds(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return [row["seconds"] for row in csv.DictReader(file) if row["tokens_per_second"]]
+
+
+def _steps(command: list[str], folder: str, seconds) -> tuple[float, float, float]:
+    """Seconds from start to the first finished step, median step seconds, peak GB."""
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    path, first = Path(folder, "said.txt"), None
+    with path.open("w") as said:
+        start = time.monotonic()
+        process = subprocess.Popen(
+            command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=environment
+        )
+        status = 0
+        while not status and process.returncode is None:
+            time.sleep(0.1)
+            if first is None and seconds(path.read_text(errors="replace")):
+                first = time.monotonic() - start
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = status
+    text = path.read_text(errors="replace")
+    if status or first is None:
+        raise BenchError(f"{command[0]} failed:\n{text[-2000:]}")
+    steady = [float(value) for value in seconds(text)[1:]]
+    return first, statistics.median(steady), usage.ru_maxrss / 1e6
+
+
+def _report(name: str, found, reference) -> None:
+    parts = zip(("start to first step", "step", "peak"), found, reference, TARGETS, strict=True)
+    shown = [
+        f"{label} {value:.2f} ({value / other:.2f}, target {target})"
+        for label, value, other, target in parts
+    ]
+    print(f"{name:20} {'; '.join(shown)}", flush=True)
+
+
+COMPARISONS = {"abstract-state": abstract_state, "training": training}
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ MODULES = {
     "train": "nnxlab.runs.train",
     "matrix": "nnxlab.runs.matrix_command",
     "price": "nnxlab.scale.price_command",
+    "compile": "nnxlab.scale.compile_command",
 }
 
 

@@ -1,10 +1,17 @@
 """One call for a device mesh: TPU chips where there are enough, else that many CPU devices."""
 
+import contextlib
+import importlib.util
 import math
 import os
+import tempfile
+from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
+
+from nnxlab import chips
 
 DEFAULT_CPU_DEVICES = 8
 
@@ -43,6 +50,9 @@ def prepare(count: int = DEFAULT_CPU_DEVICES) -> None:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
+        if not (jax.config.jax_platforms or has_tpu()):
+            # Where the TPU's compiler is installed and no TPU is, jax would look for one, aloud.
+            jax.config.update("jax_platforms", "cpu")
     except RuntimeError:
         return  # jax has started: what it has is what there is, and mesh() says if it is too few
 
@@ -75,6 +85,70 @@ def describe(mesh: Mesh) -> str:
 def one_shot() -> dict[str, int]:
     """Compiler options for a program that runs once: on CPU, half the compile time."""
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
+
+
+def has_tpu() -> bool:
+    """Whether this machine has TPU chips, without starting jax."""
+    return any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
+
+
+def tpu_topology(name: str, axes: dict[str, int] | str | None = None) -> Mesh:
+    """A mesh of the chips of a TPU slice that need not be there: for compiling, not for running.
+
+    Args:
+      name: As ``"v6e:2x4"``.
+      axes: Axis sizes by name, or as ``"fsdp=4,tensor=2"`` (default: all chips under fsdp).
+
+    Raises:
+      ImportError: libtpu, the TPU's compiler, is not installed; names the extra.
+      ValueError: An unknown name, with those known, or axes of another number of chips.
+      RuntimeError: libtpu refuses the topology; with what it said.
+    """
+    chip, shape = chips.parse_topology(name)
+    count = math.prod(shape)
+    axes = parse_mesh(axes) if isinstance(axes, str) else axes or {"fsdp": count}
+    if math.prod(axes.values()) != count:
+        sizes = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        raise ValueError(f"mesh {sizes} has {math.prod(axes.values())} chips, {name} has {count}")
+    if chip is chips.CPU:
+        return mesh(axes, platform="cpu")
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError(
+            f"{name} needs the TPU's compiler, which is not installed (0.6 GB): "
+            "pip install 'nnxlab[tpu-compile]', or make tpu in the checkout"
+        )
+    prepare()
+    # libtpu would ask Google's metadata server about a host that is none of its own.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    from jax.experimental import topologies
+
+    with quiet():
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    kinds = (AxisType.Auto,) * len(axes)
+    chosen = np.array(described.devices).reshape(tuple(axes.values()))
+    return Mesh(chosen, tuple(axes), axis_types=kinds)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps what native code writes to stderr off the screen, and in the error if it fails.
+
+    Raises:
+      RuntimeError: What the body raised of that kind, followed by the last lines written.
+    """
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except RuntimeError as error:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").splitlines()[-5:]
+            raise RuntimeError("\n".join([str(error), *lines])) from error
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _devices(count: int, platform: str | None) -> list[jax.Device]:

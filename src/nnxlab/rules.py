@@ -48,6 +48,10 @@ MAXTEXT_RULES: Rules = (
 )
 
 
+# Mesh axes that split the batch: MaxText 0.2.4's rule for activation_batch.
+BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
+
+
 class ShardingError(ValueError):
     """Names, rules, mesh and shapes do not fit, or too much of a model is replicated."""
 
@@ -70,7 +74,7 @@ def resolve(names: Names, mesh, rules: Rules = MAXTEXT_RULES) -> PartitionSpec:
     twice = sorted({name for name in names if name is not None and names.count(name) > 1})
     if twice:
         raise ShardingError(f"logical axis {', '.join(map(repr, twice))} stands twice")
-    reachable = {axis for _, axes in rules for axis in axes_of(axes)}
+    reachable = {axis for _, axes in rules for axis in axes_of(axes)} | set(BATCH_AXES)
     strange = [axis for axis in mesh.axis_names if axis not in reachable]
     if strange:
         raise ShardingError(

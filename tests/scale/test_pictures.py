@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
+from nnxlab.chips import CHIPS, GIB
 from nnxlab.figures import BROKEN, FIXED
 from nnxlab.model.config import config_named
 from nnxlab.scale import pictures, price, slices
-from nnxlab.scale.chips import CHIPS, GIB
 
 SIZES = tuple(2**power for power in range(3, 13))
 FULL = price.weights(config_named("deepseek3-671b"))

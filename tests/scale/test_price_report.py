@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from nnxlab.chips import CHIPS
 from nnxlab.model.config import config_named
 from nnxlab.scale import price, price_report, slices
-from nnxlab.scale.chips import CHIPS
 
 AXES = {"fsdp": 512}
 SIZES = tuple(sorted({size for chip in CHIPS.values() for size in chip.slices}))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnxlab.chips import CHIPS
 from nnxlab.model.config import config_named
 from nnxlab.rules import MAXTEXT_RULES
 from nnxlab.scale import price, slices
-from nnxlab.scale.chips import CHIPS
 
 FULL = price.weights(config_named("deepseek3-671b"))
 SIZES = tuple(2**power for power in range(3, 13))

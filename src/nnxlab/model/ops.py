@@ -12,12 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from nnxlab.model.config import DeepSeekConfig
+from nnxlab.rules import BATCH_AXES
 
 Op = Callable[[jax.Array], jax.Array]
-
-
-# Mesh axes that split the batch: MaxText 0.2.4's rule for activation_batch.
-BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
 
 
 def by_batch(x: jax.Array) -> jax.Array:

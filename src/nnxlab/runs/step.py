@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlab import devices, rules
 from nnxlab.compat import Names
-from nnxlab.model import loss, ops
+from nnxlab.model import loss
 from nnxlab.model.inputs import Batch
 from nnxlab.runs import cells, optimizer
 from nnxlab.runs.cells import Cell
@@ -159,7 +159,7 @@ def _parts(cell: Cell, params: cells.Params, batch: Batch, totals):
 
 
 def _batch_sharding(mesh: Mesh, batch: int, accumulate: int) -> NamedSharding:
-    axes = tuple(axis for axis in ops.BATCH_AXES if mesh.shape.get(axis, 1) > 1)
+    axes = tuple(axis for axis in rules.BATCH_AXES if mesh.shape.get(axis, 1) > 1)
     parts = math.prod(mesh.shape[axis] for axis in axes)
     if batch % accumulate or batch % parts:
         raise ValueError(

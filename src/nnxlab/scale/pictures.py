@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from nnxlab.chips import CHIPS, GIB
 from nnxlab.figures import BROKEN, FIXED, NEUTRAL
-from nnxlab.scale.chips import CHIPS, GIB
 from nnxlab.scale.price import by_group
 
 LINES = ("v5e", "v6e", "v5p")  # v4 has v6e's HBM

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 HELP = "what bug 3 costs on each chip, at any size, without any array"
-EXAMPLE = "example: nnxlab price --config deepseek3-671b --mesh fsdp=512 --topology v5p:8x8x8"
+EXAMPLE = "nnxlab price --config deepseek3-671b --mesh fsdp=512 --topology v5p:8x8x8"
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # of the plot
 
 
@@ -36,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
       ValueError: Bad input; a topology with other chips than the mesh.
       ShardingError: The mesh or the rules do not fit the weights.
     """
-    from nnxlab import devices, rules
+    from nnxlab import chips, devices, rules
     from nnxlab.model.config import config_named
-    from nnxlab.scale import chips, price, price_report, slices
+    from nnxlab.scale import price, price_report, slices
 
     axes = devices.parse_mesh(arguments.mesh)
     chip = _chip(arguments.topology, arguments.mesh, axes)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chip(topology: str | None, mesh: str, axes: dict[str, int]):
-    from nnxlab.scale import chips
+    from nnxlab import chips
 
     if topology is None:
         return None

@@ -7,7 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from nnxlab.scale import chips, price, slices
+from nnxlab import chips
+from nnxlab.scale import price, slices
 
 
 def figures(

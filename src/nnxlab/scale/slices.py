@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from nnxlab.chips import Chip
 from nnxlab.rules import MAXTEXT_RULES, Rules, ShardingError
 from nnxlab.scale import price
-from nnxlab.scale.chips import Chip
 
 
 def resized(

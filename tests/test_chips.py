@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nnxlab.scale import chips
+from nnxlab import chips
 
 
 @pytest.mark.parametrize(
