@@ -58,11 +58,19 @@ class Step:
             compiler_options=devices.one_shot() if quick else None,
         )
 
-    def lower(self, rows: int, length: int) -> jax.stages.Lowered:
-        """The step lowered for a batch of [rows, length], without any array."""
+    def lower(self, rows: int, length: int, *, forward: bool = False) -> jax.stages.Lowered:
+        """The step, or its forward pass alone, lowered for [rows, length] without any array."""
         field = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=self.batch_sharding)
+        batch = Batch(*[field] * len(Batch._fields))
+
+        def losses(params, batch):
+            scores, collected = self.cell.forward(params, batch)
+            return scores.losses, self.cell.terms.loss(collected, self.cell.config)
+
         with jax.set_mesh(self.mesh):
-            return self.jitted().lower(self.state, Batch(*[field] * len(Batch._fields)))
+            if forward:
+                return jax.jit(losses).lower(self.state["params"], batch)
+            return self.jitted().lower(self.state, batch)
 
 
 def plan(

@@ -51,7 +51,9 @@ def default_axes(cell: Cell, count: int) -> dict[str, int]:
     raise ShardingError("the weights do not fit any mesh")  # fsdp=1 always fits
 
 
-def compiled(step: Step, rows: int, length: int, hbm_bytes: int | None = None) -> dict:
+def compiled(
+    step: Step, rows: int, length: int, hbm_bytes: int | None = None, *, forward: bool = False
+) -> dict:
     """Compiles ``step`` for a batch of [rows, length]; figures are of one chip.
 
     Args:
@@ -59,13 +61,14 @@ def compiled(step: Step, rows: int, length: int, hbm_bytes: int | None = None) -
       rows: Rows of the whole batch.
       length: Tokens a row.
       hbm_bytes: The chip's memory, for ``hbm_share``.
+      forward: Leave out the backward pass and the update.
 
     Returns:
       ``report`` of the program, or ``parameter_bytes_per_chip`` and ``error``: the first line of
       the compiler's message, where it refuses for want of memory.
     """
     head = {"parameter_bytes_per_chip": parameter_bytes(step)}
-    lowered, start = step.lower(rows, length), time.monotonic()
+    lowered, start = step.lower(rows, length, forward=forward), time.monotonic()
     try:
         with devices.quiet():
             done = lowered.compile()

@@ -1,6 +1,7 @@
 """``nnxlab compile``: a training step through the compiler of chips that need not be there."""
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", choices=options.DTYPES, help="of activations")
     add("--remat", default="full", choices=["none", "full", "minimal"], help="of the layers")
     add("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
+    add("--forward", action="store_true", help="the forward pass alone")
+    add("--matrix", action="store_true", help="all programs of notebook 5, as JSON: ten minutes")
     add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
 
 
@@ -35,50 +38,47 @@ def run(arguments: argparse.Namespace) -> int:
       ValueError: Bad input.
       ImportError: The TPU's compiler is not installed.
     """
-    from nnxlab import chips, printing
-    from nnxlab.model.config import config_named
-    from nnxlab.runs import cells
-    from nnxlab.scale import aot
+    from nnxlab import printing
+    from nnxlab.scale import program
 
     start = time.monotonic()
-    sizes = config_named(arguments.config, dtype=arguments.dtype, remat_policy=arguments.remat)
-    bugs = [bug for bug in (arguments.broken or "").split(",") if bug]
-    cell = cells.build(arguments.cell, sizes, (), arguments.quantization)
-    broken = cells.build(arguments.cell, sizes, bugs, arguments.quantization) if bugs else None
-    mesh = aot.mesh(arguments.topology, arguments.mesh, cell)
-    rows = arguments.batch or max(8, mesh.size)
-    chip = None if arguments.topology == "local" else chips.parse_topology(arguments.topology)[0]
-    report = {
-        "topology": arguments.topology,
-        "mesh": dict(mesh.shape),
-        "config": arguments.config,
-        "cell": arguments.cell,
-        "batch": [rows, arguments.length],
-    }
-    for name, step in aot.steps(cell, broken, mesh, rows).items():
-        printing.progress(f"compiling {name} for {mesh.size} chips", start)
-        report[name] = aot.compiled(step, rows, arguments.length, chip and chip.hbm_bytes)
-        printing.progress(f"{name}: {report[name].get('error', 'compiled')}", start)
-    _show(report, arguments.json)
+
+    def say(text: str) -> None:
+        printing.progress(text, start)
+
+    if arguments.matrix:
+        reports = [program.report(asked, say) for asked in program.MATRIX]
+        _write({"made_on": program.made_on(), "reports": reports}, arguments.json or "-")
+        return 0
+    bugs = tuple(bug for bug in (arguments.broken or "").split(",") if bug)
+    taken = {f.name for f in dataclasses.fields(program.Program)} - {"broken"}
+    asked = program.Program(broken=bugs, **{name: getattr(arguments, name) for name in taken})
+    report = program.report(asked, say)
+    if arguments.json:
+        _write(report, arguments.json)
+    else:
+        _print(report)
     return 0
 
 
-def _show(report: dict, where: str | None) -> None:
-    from nnxlab import printing
-
+def _write(report: dict, where: str) -> None:
     text = json.dumps(report, indent=1)
     if where == "-":
         print(text)
-    elif where:
-        Path(where).write_text(text + "\n")
     else:
-        mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
-        rows, length = report["batch"]
-        printing.line(
-            f"{report['config']} {report['cell']} on {report['topology']} ({mesh}), "
-            f"{rows} rows of {length} tokens; of one chip:"
-        )
-        printing.table(table(report))
+        Path(where).write_text(text + "\n")
+
+
+def _print(report: dict) -> None:
+    from nnxlab import printing
+
+    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    rows, length = report["batch"]
+    printing.line(
+        f"{report['config']} {report['cell']}, {report['program']}, on {report['topology']} "
+        f"({mesh}), {rows} rows of {length} tokens; of one chip:"
+    )
+    printing.table(table(report))
 
 
 def table(report: dict):
