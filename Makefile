@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks bench lint lock clean
+.PHONY: help run test tpu lab notebooks bench lint lock clean
 
 help: ## list these targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS='...']"
@@ -20,6 +20,8 @@ run: $(READY) ## reproduce the bugs and verify the fixes
 test: $(READY) ## run all tests, then check every notebook cell against its stored output
 	@$(VENV)/bin/python -m pytest -n 2 --dist loadscope \
 	  --nbval --nbval-current-env tests notebooks $(ARGS)
+
+tpu: $(VENV)/.tpu ## add the TPU's compiler (0.6 GB): no TPU needed, make test then uses it
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	@$(VENV)/bin/python -m jupyter lab --notebook-dir=notebooks $(ARGS)
@@ -34,14 +36,18 @@ lint: $(READY) ## check style and format of source, tests and notebooks
 	@$(VENV)/bin/python -m ruff check $(ARGS) .
 	@$(VENV)/bin/python -m ruff format --check --quiet .
 
-lock: ## pin the newest versions in requirements.txt
+UV_COMPILE = .venv/lock/bin/python -m uv pip compile pyproject.toml -q --universal \
+  --python-version 3.11 --fork-strategy requires-python --no-header --no-emit-index-url --no-annotate
+
+lock: ## pin the newest versions in requirements.txt and requirements-tpu.txt
 	@"$(PYTHON)" -m venv .venv/lock
 	@.venv/lock/bin/python -m pip --disable-pip-version-check install -q --upgrade uv
 	@{ echo "# Written by make lock. Python 3.11 gets the last jax and flax that support it."; \
-	  .venv/lock/bin/python -m uv pip compile pyproject.toml --all-extras -q --universal \
-	  --python-version 3.11 --fork-strategy requires-python \
-	  --no-header --no-emit-index-url --no-annotate; } > .venv/lock/requirements.txt
+	  $(UV_COMPILE) --extra notebook --extra test; } > .venv/lock/requirements.txt
+	@{ echo "# Written by make lock: what make tpu adds to requirements.txt."; \
+	  $(UV_COMPILE) --extra tpu-compile -c .venv/lock/requirements.txt; } > .venv/lock/tpu.txt
 	@mv .venv/lock/requirements.txt requirements.txt
+	@mv .venv/lock/tpu.txt requirements-tpu.txt
 
 clean: ## remove the environments, caches and reports
 	rm -rf .venv out dist .pytest_cache .ruff_cache .hypothesis
@@ -60,4 +66,9 @@ $(READY): requirements.txt pyproject.toml
 	@"$(PYTHON)" -m venv $(VENV)
 	@$(PIP) install -q -r requirements.txt
 	@$(PIP) install -q --no-deps -e .
+	@touch $@
+
+$(VENV)/.tpu: $(READY) requirements-tpu.txt
+	@echo "adding the TPU's compiler to $(VENV): 0.6 GB"
+	@$(PIP) install -q -r requirements-tpu.txt
 	@touch $@

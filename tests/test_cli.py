@@ -22,7 +22,7 @@ def test_help_is_quick_and_names_the_commands(capsys):
         cli.main(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for command in ("verify", "parity", "run"):
+    for command in ("verify", "parity", "run", *cli.MODULES):
         assert command in shown
 
 
@@ -31,7 +31,7 @@ def test_help_imports_no_jax():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["verify", "parity", "run"])
+@pytest.mark.parametrize("command", ["verify", "parity", "run", *cli.MODULES])
 def test_every_command_has_an_example_in_its_help(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import subprocess
 import sys
@@ -80,3 +81,47 @@ def test_jax_started_too_early_is_said_to_be_so():
     done = _fresh("import jax; jax.devices(); " + MESH)
     assert "TooFewDevicesError: the mesh needs 8 devices and jax has 1 cpu" in done.stderr
     assert "before the first jax computation" in done.stderr
+
+
+NO_LIBTPU = importlib.util.find_spec("libtpu") is None
+NAMED = "from nnxlab import devices; m = devices.tpu_topology('v6e:2x4', 'fsdp=4,tensor=2')"
+
+
+def test_an_unknown_topology_lists_those_there_are():
+    with pytest.raises(ValueError, match="unknown chip 'v9'; known: v4, v5e, v5p, v6e, cpu"):
+        devices.tpu_topology("v9:2x2")
+    with pytest.raises(ValueError, match="mesh fsdp=4 has 4 chips, v6e:2x4 has 8"):
+        devices.tpu_topology("v6e:2x4", "fsdp=4")
+
+
+def test_without_the_compiler_its_extra_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'nnxlab\[tpu-compile\]', or make tpu"):
+        devices.tpu_topology("v6e:2x4")
+
+
+def test_cpu_is_a_topology_without_the_compiler(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert devices.tpu_topology("cpu:8").shape == {"fsdp": 8}
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
+def test_chips_that_are_not_there_come_without_a_word_on_the_screen():
+    done = _fresh(NAMED + "; print(dict(m.shape), m.devices.flat[0].platform)")
+    assert done.stdout.strip() == "{'fsdp': 4, 'tensor': 2} tpu" and done.stderr == ""
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
+def test_several_topologies_are_had_in_one_process_beside_cpu_devices():
+    code = "; n = devices.tpu_topology('v5p:2x2x4'); print(n.size, devices.mesh('fsdp=8').size)"
+    assert _fresh(NAMED + code).stdout.split() == ["16", "8"]
+
+
+def test_native_chatter_is_kept_off_the_screen_and_told_on_failure(capfd):
+    with devices.quiet():
+        os.write(2, b"chatter\n")
+    with pytest.raises(RuntimeError, match="(?s)no such slice.*chatter"), devices.quiet():
+        os.write(2, b"chatter\n")
+        raise RuntimeError("no such slice")
+    os.write(2, b"spoken\n")
+    assert capfd.readouterr().err == "spoken\n"

@@ -1,6 +1,7 @@
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -78,3 +79,19 @@ def test_bytes_and_groups_have_titles_units_and_add_up():
     axes = figures.parameters_by_group({"m": {"x": 1, "y": 3}}).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [25, 75]
     assert axes.get_title() and "%" in axes.get_xlabel()
+
+
+def test_curves_have_a_panel_a_figure_and_a_line_a_run():
+    frame = pd.DataFrame({"step": [0, 1], "loss": [2.0, 1.0], "mtp_loss": [0.5, 0.4]})
+    figure = figures.curves(
+        {"broken": frame, "fixed": frame, "theirs": frame},
+        {"loss": "loss (nats)", "mtp_loss": "mtp_loss (nats)"},
+        "two steps",
+        {"theirs": {"color": figures.NEUTRAL}},
+    )
+    assert [panel.get_ylabel() for panel in figure.axes] == ["loss (nats)", "mtp_loss (nats)"]
+    for panel in figure.axes:
+        colours = [line.get_color() for line in panel.lines]
+        assert colours == [figures.BROKEN, figures.FIXED, figures.NEUTRAL]
+        assert panel.get_xlabel() == "step"
+    assert list(figure.axes[1].lines[0].get_ydata()) == [0.5, 0.4]

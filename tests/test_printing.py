@@ -9,11 +9,12 @@ def test_a_table_shows_brackets_and_cuts_nothing(capsys, monkeypatch):
     assert "['embed', 'mlp']" in capsys.readouterr().out
 
 
-def test_lines_are_literal(capsys):
+def test_lines_are_literal_and_not_broken(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
     printing.line("[red]not a colour[/red]")
-    printing.error("[1, 2]")
+    printing.error("[1, 2] " + "word " * 9)
     captured = capsys.readouterr()
-    assert captured.out == "[red]not a colour[/red]\n" and captured.err == "[1, 2]\n"
+    assert captured.out == "[red]not a colour[/red]\n" and captured.err.count("\n") == 1
 
 
 def test_progress_goes_to_stderr(capsys):

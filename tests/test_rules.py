@@ -137,3 +137,11 @@ def test_a_missing_file_and_a_missing_yaml_are_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ValueError, match="needs PyYAML.*JSON needs nothing"):
         rules.read(tmp_path / "a.yml")
+
+
+def test_an_axis_that_only_splits_the_batch_is_no_stranger():
+    assert rules.resolve(("embed", "mlp"), _abstract("data=2,fsdp=4")) == PartitionSpec(
+        "fsdp", None
+    )
+    with pytest.raises(ShardingError, match="mesh axis 'model' is in no rule"):
+        rules.resolve(("embed",), _abstract("model=2,fsdp=4"))

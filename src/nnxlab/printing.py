@@ -14,17 +14,18 @@ OUT, ERR = Console(), Console(stderr=True)
 
 def line(text: str) -> None:
     """One line on stdout, taken literally."""
-    OUT.print(text, markup=False, highlight=False)
+    OUT.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def error(text: str) -> None:
     """One red line on stderr."""
-    ERR.print(text, style="red", markup=False, highlight=False)
+    ERR.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def progress(text: str, start: float) -> None:
     """One line on stderr with the seconds since ``start`` (``time.monotonic()``)."""
-    ERR.print(f"{time.monotonic() - start:6.1f} s  {text}", markup=False, highlight=False)
+    shown = f"{time.monotonic() - start:6.1f} s  {text}"
+    ERR.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(frame) -> None:

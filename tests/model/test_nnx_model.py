@@ -186,3 +186,9 @@ def test_depths_and_stacks_may_be_missing():
 def test_no_shared_expert_is_a_size_too():
     sizes = config.DEEPSEEK3_SMALL.replace(num_shared_experts=0)
     assert not [p for p in port.shapes(nnx_model.abstract(sizes)) if "shared" in p]
+
+
+def test_scores_without_targets_are_refused_before_anything_is_traced(filled):
+    sizes = config.DEEPSEEK3_SMALL
+    with pytest.raises(inputs.MissingInputError, match="scores=True needs targets, target_mask"):
+        filled(sizes)(*inputs.dummy(sizes), scores=True)

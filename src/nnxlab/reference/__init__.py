@@ -4,8 +4,9 @@
 ``scan_axis_deepseek3_tiny.json``: its sharding metadata before and after bug 3.
 ``maxtext_runs.json``: losses of its training runs.
 
-One file is not MaxText's but this package's own, for its length of minutes:
-``train_deepseek3_tiny.json``: what ``nnxlab train --config deepseek3-tiny --steps 20`` wrote.
+Two files are not MaxText's but this package's own, for the minutes they take:
+``train_deepseek3_tiny.json``: what ``nnxlab train --config deepseek3-tiny --steps 20`` wrote;
+``tpu_compile.json``: what ``nnxlab compile --matrix`` wrote.
 """
 
 import json
@@ -37,3 +38,8 @@ def maxtext_full_run() -> pd.DataFrame:
     run = maxtext_runs()["full"]["fixed nnx_mtp, 20 steps"]
     frame = pd.DataFrame({name: run[name] for name in ("loss", "mtp_loss")})
     return frame.assign(step=range(len(frame)))
+
+
+def tpu_compile() -> dict:
+    """What the TPU's compiler said of each program of ``scale.program.MATRIX``, and its version."""
+    return json.loads((_FOLDER / "tpu_compile.json").read_text())
