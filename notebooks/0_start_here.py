@@ -59,6 +59,10 @@ if importlib.util.find_spec("nnxlab") is None:
 # | [2_qwix_needs_targets](2_qwix_needs_targets.ipynb) | quantizing runs a forward, without targets | a `TypeError` deep in `jnp.roll` |
 # | [3_scan_axis_moves](3_scan_axis_moves.ipynb) | a scan axis' name is hardcoded | nothing; weights are replicated |
 #
+# Two more show the price. [4_four_training_runs](4_four_training_runs.ipynb) trains NNX and Linen,
+# plain and quantized, with the bugs and without; [5_price_at_671b](5_price_at_671b.ipynb) goes to
+# DeepSeek-V3's full size and asks the TPU's own compiler.
+#
 # Everything that the notebooks show is imported from the package `nnxlab`: the model, the broken
 # code, the fixed code beside it, and the instruments that look for the same faults in your model.
 
@@ -120,6 +124,6 @@ assert verdict.all_hold(findings)
 # %% [markdown]
 # ## What to do now
 #
-# Read the three notebooks in any order; each ends with a check for your own code. On a command
+# Read the notebooks in any order; each ends with a check for your own code. On a command
 # line, `nnxlab verify --json` prints every figure behind the table, and `nnxlab parity` compares
 # both implementations with MaxText.

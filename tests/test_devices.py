@@ -125,3 +125,15 @@ def test_native_chatter_is_kept_off_the_screen_and_told_on_failure(capfd):
         raise RuntimeError("no such slice")
     os.write(2, b"spoken\n")
     assert capfd.readouterr().err == "spoken\n"
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
+def test_the_compiler_alone_makes_no_noise_in_other_commands():
+    assert _fresh(MESH).stderr == ""
+
+
+def test_a_platform_that_the_user_names_is_kept():
+    code = "; import jax; print(jax.config.jax_platforms)"
+    assert _fresh(MESH + code, JAX_PLATFORMS="cpu").stdout.split()[-1] == "cpu"
+    if NO_LIBTPU:
+        assert _fresh(MESH + code).stdout.split()[-1] == "None"

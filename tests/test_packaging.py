@@ -116,10 +116,11 @@ def test_environment_takes_python_from_conda_and_the_stack_from_pip():
     assert "-r requirements.txt" in pip
     (editable,) = (item for item in pip if item.startswith("-e "))
     extras = re.fullmatch(r"-e \.\[(.+)\]", editable)[1].split(",")
-    assert set(extras) == set(PROJECT["optional-dependencies"])
+    # 0.6 GB that nobody gets without asking.
+    assert set(extras) == set(PROJECT["optional-dependencies"]) - {"tpu-compile"}
 
 
-@pytest.mark.parametrize("path", ["environment.yml", "requirements.txt"])
+@pytest.mark.parametrize("path", ["environment.yml", "requirements.txt", "requirements-tpu.txt"])
 def test_no_registry_is_named(path):
     text = (ROOT / path).read_text()
     assert not re.search(
@@ -197,3 +198,13 @@ def test_environment_pip_section_installs_into_a_clean_venv(tmp_path):
     pins = locked("{}.{}".format(*sys.version_info))
     assert installed[1:] == [f"{name}{pins[name].specifier}" for name in sorted(STACK)]
     assert "usage" in run(tmp_path / "env/bin/nnxlab", "--help").lower()
+
+
+def test_the_compilers_pins_move_nothing_that_is_installed_already():
+    plain, tpu = (
+        {line for line in (ROOT / name).read_text().splitlines() if "==" in line}
+        for name in ("requirements.txt", "requirements-tpu.txt")
+    )
+    named = {re.split("[=;]", line)[0].strip() for line in plain}
+    added = {re.split("[=;]", line)[0].strip() for line in tpu - plain}
+    assert "libtpu" in added and not added & named

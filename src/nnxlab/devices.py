@@ -1,6 +1,7 @@
 """One call for a device mesh: TPU chips where there are enough, else that many CPU devices."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -50,8 +51,7 @@ def prepare(count: int = DEFAULT_CPU_DEVICES) -> None:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
-        if not (jax.config.jax_platforms or has_tpu()):
-            # Where the TPU's compiler is installed and no TPU is, jax would look for one, aloud.
+        if not jax.config.jax_platforms and _only_the_compiler():
             jax.config.update("jax_platforms", "cpu")
     except RuntimeError:
         return  # jax has started: what it has is what there is, and mesh() says if it is too few
@@ -90,6 +90,12 @@ def one_shot() -> dict[str, int]:
 def has_tpu() -> bool:
     """Whether this machine has TPU chips, without starting jax."""
     return any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
+
+
+def _only_the_compiler() -> bool:
+    """Whether libtpu is here without a TPU, nor a GPU: jax would look for chips, and say so."""
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(importlib.util.find_spec("libtpu")) and not has_tpu() and not plugins
 
 
 def tpu_topology(name: str, axes: dict[str, int] | str | None = None) -> Mesh:
