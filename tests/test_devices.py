@@ -2,11 +2,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 
 import hypothesis.strategies as st
 import jax
 import pytest
 from hypothesis import given
+from jax.experimental import topologies
 from jax.sharding import AxisType
 
 from nnxlab import devices
@@ -117,6 +119,37 @@ def test_several_topologies_are_had_in_one_process_beside_cpu_devices():
     assert _fresh(NAMED + code).stdout.split() == ["16", "8"]
 
 
+@pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
+def test_two_processes_have_the_compiler_at_a_time():
+    # libtpu locks itself to one process, for the sake of chips that are not here.
+    other = f"import subprocess, sys; {NAMED}; print(m.size, flush=True); "
+    other += (
+        f"print(subprocess.check_output([sys.executable, '-c', {NAMED + '; print(m.size)'!r}]))"
+    )
+    done = _fresh(other)
+    assert done.stdout.split() == ["8", r"b'8\n'"], done.stderr
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
+def test_one_chip_is_a_topology_and_v4_by_cores_is_refused():
+    code = "from nnxlab import devices; print(devices.tpu_topology('v6e:1x1').size); "
+    done = _fresh(code + "devices.tpu_topology('v4:2x2x2')")
+    assert done.stdout.strip() == "1"
+    assert "v4:2x2x2: libtpu describes 16 devices for its 8 chips" in done.stderr
+
+
+def test_a_host_with_chips_keeps_its_own_settings(monkeypatch):
+    names = ("TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "ALLOW_MULTIPLE_LIBTPU_LOAD")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(devices, "has_tpu", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    slice_of_8 = types.SimpleNamespace(devices=jax.devices("cpu")[:8])
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **_: slice_of_8)
+    assert devices.tpu_topology("v6e:2x4").size == 8
+    assert not any(name in os.environ for name in names)
+
+
 def test_native_chatter_is_kept_off_the_screen_and_told_on_failure(capfd):
     with devices.quiet():
         os.write(2, b"chatter\n")
@@ -128,8 +161,17 @@ def test_native_chatter_is_kept_off_the_screen_and_told_on_failure(capfd):
 
 
 @pytest.mark.skipif(NO_LIBTPU, reason="needs the TPU's compiler: make tpu")
-def test_the_compiler_alone_makes_no_noise_in_other_commands():
-    assert _fresh(MESH).stderr == ""
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"JAX_NUM_CPU_DEVICES": "8"},
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    ],
+)
+def test_the_compiler_alone_makes_no_noise_in_other_commands(chosen):
+    # With libtpu's lock out of the way: another process that holds it would keep it silent too.
+    assert _fresh(MESH, ALLOW_MULTIPLE_LIBTPU_LOAD="1", **chosen).stderr == ""
 
 
 def test_a_platform_that_the_user_names_is_kept():

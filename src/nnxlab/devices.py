@@ -42,8 +42,10 @@ def prepare(count: int = DEFAULT_CPU_DEVICES) -> None:
     """Asks jax for ``count`` CPU devices, if nobody has asked yet and jax has not started.
 
     Harmless at any time. ``JAX_NUM_CPU_DEVICES`` or a device count in ``XLA_FLAGS``, set by the
-    user, wins.
+    user, wins. Where only the TPU's compiler is installed, jax is kept from looking for chips.
     """
+    if not jax.config.jax_platforms and _only_the_compiler():
+        jax.config.update("jax_platforms", "cpu")  # has no effect once jax has started
     chosen = os.environ.get("JAX_NUM_CPU_DEVICES") or (
         "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     )
@@ -51,8 +53,6 @@ def prepare(count: int = DEFAULT_CPU_DEVICES) -> None:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
-        if not jax.config.jax_platforms and _only_the_compiler():
-            jax.config.update("jax_platforms", "cpu")
     except RuntimeError:
         return  # jax has started: what it has is what there is, and mesh() says if it is too few
 
@@ -107,7 +107,8 @@ def tpu_topology(name: str, axes: dict[str, int] | str | None = None) -> Mesh:
 
     Raises:
       ImportError: libtpu, the TPU's compiler, is not installed; names the extra.
-      ValueError: An unknown name, with those known, or axes of another number of chips.
+      ValueError: An unknown name, with those known; axes of another number of chips; v4, whose
+        chips libtpu describes core by core.
       RuntimeError: libtpu refuses the topology; with what it said.
     """
     chip, shape = chips.parse_topology(name)
@@ -124,16 +125,31 @@ def tpu_topology(name: str, axes: dict[str, int] | str | None = None) -> Mesh:
             "pip install 'nnxlab[tpu-compile]', or make tpu in the checkout"
         )
     prepare()
-    # libtpu would ask Google's metadata server about a host that is none of its own.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    if not has_tpu():
+        _compile_only()
     from jax.experimental import topologies
 
+    # A host has 2x2 chips unless told otherwise, and one chip is no multiple of that.
+    host = {"chips_per_host_bounds": [1, 1, 1]} if count == 1 else {}
     with quiet():
-        described = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name, **host)
+    if len(described.devices) != count:
+        raise ValueError(
+            f"{name}: libtpu describes {len(described.devices)} devices for its {count} chips, as "
+            "the two cores of a v4 chip stand apart; name a topology of v5e, v5p or v6e"
+        )
     kinds = (AxisType.Auto,) * len(axes)
     chosen = np.array(described.devices).reshape(tuple(axes.values()))
     return Mesh(chosen, tuple(axes), axis_types=kinds)
+
+
+def _compile_only() -> None:
+    # Read when libtpu is loaded; what the user has set wins. Without chips there is no metadata
+    # server to ask about this host, and nothing for libtpu's lock to guard: several processes may
+    # compile at a time, as pytest's workers do.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 
 @contextlib.contextmanager

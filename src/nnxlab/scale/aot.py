@@ -80,7 +80,12 @@ def compiled(
 
 
 def report(done: jax.stages.Compiled, hbm_bytes: int | None = None) -> dict:
-    """What the compiler says of a program: bytes by kind, collectives, flops; of one chip."""
+    """What the compiler says of a program: bytes by kind, collectives, flops; of one chip.
+
+    Collectives, flops and bytes accessed count the body of a loop once, however often it runs: 58
+    layers in one scan count as one. ``peak_bytes`` is HBM; the compiler's own
+    ``peak_memory_in_bytes`` has the on-chip memory (VMEM) in it too.
+    """
     memory, cost = done.memory_analysis(), done.cost_analysis()
     peak = (
         memory.argument_size_in_bytes

@@ -76,7 +76,8 @@ def _print(report: dict) -> None:
     rows, length = report["batch"]
     printing.line(
         f"{report['config']} {report['cell']}, {report['program']}, on {report['topology']} "
-        f"({mesh}), {rows} rows of {length} tokens; of one chip:"
+        f"({mesh}), {rows} rows of {length} tokens; of one chip, a loop's body "
+        "counted once:"
     )
     printing.table(table(report))
 
