@@ -4,6 +4,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from nnxlab import compat, devices, sharding
 from nnxlab.model import config, nnx_model
+from nnxlab.rules import ShardingError
+from nnxlab.scale import price
 
 MESHES = ["fsdp=8", "fsdp=4,tensor=2", "fsdp=2,tensor=2,expert=2"]
 
@@ -38,7 +40,7 @@ def test_every_parameter_that_cannot_be_sharded_is_named_at_once():
     weights = dict(sharding.variables(model))
     compat.set_logical_axes(weights["decoder.decoder_norm.scale"], ("norm", "embed"))
     compat.set_logical_axes(weights["decoder.logits_dense.kernel"], ("emb", "vocab"))
-    with pytest.raises(sharding.ShardingError) as caught:
+    with pytest.raises(ShardingError) as caught:
         sharding.table(model, _abstract("fsdp=3"))
     text = str(caught.value)
     assert "decoder.decoder_norm.scale (32,), names ('norm', 'embed'): 2 names for rank 1" in text
@@ -59,7 +61,7 @@ def test_the_check_lists_the_largest_offenders_only(mesh):
     names = {"large": (None,) * 2, "middle": (None,) * 2, "little": (None,)}
     table = sharding.rows(shapes, names | {"good": ("embed", None)}, mesh)
     sharding.check_sharded(table, tolerance=0.9)
-    with pytest.raises(sharding.ShardingError) as caught:
+    with pytest.raises(ShardingError) as caught:
         sharding.check_sharded(table, tolerance=0.02, largest=2)
     text = str(caught.value)
     assert text.index("large (64, 2)") < text.index("middle (32, 2)") and "little" not in text
@@ -76,3 +78,26 @@ def test_metadata_under_a_mesh_context_is_read_all_the_same(mesh):
     with jax.set_mesh(mesh):
         table = sharding.table(nnx_model.abstract(config.DEEPSEEK3_SMALL), mesh)
     assert len(table) == 32
+
+
+def test_an_even_share_is_1_where_all_is_sharded_and_the_mesh_where_nothing_is(mesh):
+    names = {"a": ("embed", "mlp"), "b": (None, "mlp")}
+    whole = sharding.rows({"a": (8, 4), "b": (8, 4)}, names, mesh)
+    assert sharding.times_even_share(whole[whole["path"] == "a"], 8) == 1.0
+    assert sharding.times_even_share(whole[whole["path"] == "b"], 8) == 8.0
+    assert sharding.times_even_share(whole, 8) == 4.5
+    sharding.check_even(whole, 8, limit=4.5)
+    with pytest.raises(ShardingError, match="holds 4.5 times its even share") as caught:
+        sharding.check_even(whole, 8, limit=4.4, largest=1)
+    assert "  b (8, 4), names (None, 'mlp'), P(None, None)" in str(caught.value)
+
+
+def test_at_671b_the_share_of_elements_hides_what_the_even_share_shows():
+    weights, mesh = price.weights(config.DEEPSEEK3_671B), price.abstract_mesh({"fsdp": 512})
+    good, bad = (
+        sharding.rows(weights.shapes, names, mesh) for names in (weights.declared, weights.after)
+    )
+    sharding.check_sharded(bad, tolerance=0.02)
+    sharding.check_even(good, 512)
+    with pytest.raises(ShardingError, match="each of 512 devices holds 6.2 times"):
+        sharding.check_even(bad, 512)

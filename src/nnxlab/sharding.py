@@ -127,6 +127,31 @@ def check_sharded(table: pd.DataFrame, tolerance: float = 0.02, largest: int = 5
     )
 
 
+def times_even_share(table: pd.DataFrame, mesh_size: int) -> float:
+    """How many times its even share of all bytes each device holds; 1.0 if all is sharded."""
+    return float(table["bytes_per_device"].sum() * mesh_size / table["bytes"].sum())
+
+
+def check_even(table: pd.DataFrame, mesh_size: int, limit: float = 1.25, largest: int = 5) -> None:
+    """Raises if each device holds more than ``limit`` times its even share of the parameters.
+
+    Stricter than ``check_sharded`` where it matters: on many devices a small share of replicated
+    elements is most of what each device holds.
+
+    Raises:
+      ShardingError: With the factor and the ``largest`` offenders by bytes held beyond one copy.
+    """
+    factor = times_even_share(table, mesh_size)
+    if factor <= limit:
+        return
+    worst = table.nlargest(largest, "replicated_bytes")
+    rows = [f"  {r.path} {r.shape}, names {r.names}, {r.spec}" for r in worst.itertuples()]
+    raise ShardingError(
+        f"each of {mesh_size} devices holds {factor:.1f} times its even share of the parameters, "
+        f"more than {limit:g} times. The largest excess:\n" + "\n".join(rows)
+    )
+
+
 def _row(path, shape, dtype, names, mesh, rules) -> dict:
     if names is None:
         raise ShardingError("declares no logical axis names")
