@@ -52,6 +52,36 @@ def test_a_reduce_scatter_that_the_tpu_writes_as_a_fusion_is_one():
     }
 
 
+# As written for v5e:2x4, shortened: started, run beside a matmul, done; then two of one channel.
+ASYNC = """
+%fused_computation.1910 (p.1: bf16[1,8,64]) -> (bf16[1,8,64], bf16[1,64,64]) {
+  %all-gather.1 = bf16[1,64,64]{2,1,0:T(8,128)(2,1)S(1)} all-gather(%p.1), channel_id=273
+  ROOT %c.1 = (u32[]) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion.2214 (p.2: bf16[1,8,64]) -> (f32[128], bf16[1,64,64]) {
+  %all-gather.2 = bf16[1,64,64]{2,1,0:T(8,128)(2,1)S(1)} all-gather(%p.2), channel_id=273
+}
+
+%fused_computation.1912 (p.3: bf16[1,8,64]) -> bf16[1,64,64] {
+  %all-gather.3 = bf16[1,64,64]{2,1,0:T(8,128)(2,1)} all-gather(%p.3), channel_id=273
+  ROOT %c.3 = bf16[1] custom-call(%all-gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %all-to-all.1 = f32[4]{0} all-to-all(%p), channel_id=9
+  %all-to-all.2 = f32[4]{0} all-to-all(%all-to-all.1), channel_id=9
+}
+"""
+
+
+def test_an_asynchronous_one_counts_once_however_many_fusions_it_runs_beside():
+    assert collectives.by_kind(ASYNC) == {
+        "all-gather": {"count": 1, "bytes": 2 * 64 * 64},
+        "all-to-all": {"count": 2, "bytes": 2 * 4 * 4},
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "count"),
     [

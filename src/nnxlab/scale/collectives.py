@@ -10,10 +10,13 @@ import re
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 # "%name = f32[8,64]{1,0:T(8,128)} all-gather(", or "= (f32[8]{0}, f32[64]{0}) all-gather-start(".
-_OPERATION = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+_OPERATION = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 # The TPU's compiler writes a reduce-scatter as a fusion: an all-reduce, of which a slice is kept.
 # "%all-reduce-scatter.6.clone.1 (input.16: f32[1280,64]) -> f32[1280,8] {"
-_SCATTER = re.compile(r"%?all-reduce-scatter\S* \(.*-> (.+) \{$")
+_SCATTER = re.compile(r"^%?all-reduce-scatter\S* \(.*-> (.+) \{$", re.M)
+# For v5e it writes an asynchronous one where it starts, in each fusion that it runs beside, and
+# where it is done. (Channel ids do not tell: separate copies of one operation share theirs.)
+_GOES_ON = re.compile(r"^%?async_collective_fusion|\"AsyncCollectiveDone\"", re.M)
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _BITS = re.compile(r"\d+")
 
@@ -25,16 +28,13 @@ def by_kind(text: str) -> dict[str, dict[str, int]]:
       text: Optimized HLO, as ``Compiled.as_text()`` gives it.
     """
     found: dict[str, dict[str, int]] = {}
-    scattered = None  # the result of the reduce-scatter whose computation the line is in
-    for line in text.splitlines():
-        if line.endswith("{"):
-            header = _SCATTER.match(line)
-            scattered = header and header[1]
-        match = _OPERATION.search(line)
-        if match:
-            result, kind, start = match.groups()
-            if scattered and kind == "all-reduce":
-                result, kind = scattered, "reduce-scatter"
+    for computation in text.split("\n}"):
+        if _GOES_ON.search(computation):
+            continue
+        scatter = _SCATTER.search(computation)
+        for result, kind, start in _OPERATION.findall(computation):
+            if scatter and kind == "all-reduce":
+                result, kind = scatter[1], "reduce-scatter"
             entry = found.setdefault(kind, {"count": 0, "bytes": 0})
             entry["count"] += 1
             entry["bytes"] += _bytes(result, carries_operands=bool(start) and kind != "all-reduce")
