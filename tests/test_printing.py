@@ -1,4 +1,7 @@
+import signal
+
 import pandas as pd
+import pytest
 
 from nnxlab import printing
 
@@ -22,3 +25,16 @@ def test_progress_goes_to_stderr(capsys):
         show({"loss": 1.0, "mtp_loss": 0.5, "tokens_per_second": 10.0})
     captured = capsys.readouterr()
     assert captured.out == "" and "loss 1.0000  mtp_loss 0.5000" in captured.err
+
+
+def test_ctrl_c_waits_for_its_place_and_a_second_one_does_not():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), printing.interruptible() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        finished = "the step"
+        check()
+    assert finished and signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt), printing.interruptible():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)

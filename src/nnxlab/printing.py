@@ -1,6 +1,7 @@
 """What the commands write: tables and lines on stdout, progress on stderr."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -36,6 +37,31 @@ def table(frame) -> None:
     for row in frame.itertuples(index=False):
         shown.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     OUT.print(shown)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C ends at a place of the caller's: gives a function that raises there if it was pressed.
+
+    Python raises KeyboardInterrupt wherever it is, and loses it where that is a callback or a
+    destructor that native code runs, as in a training step. A second Ctrl-C raises at once.
+    """
+    pressed = []
+
+    def note(number, frame) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -108,4 +108,4 @@ def test_the_module_is_light_to_import():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-    assert price_command.HELP and price_command.EXAMPLE.startswith("example: nnxlab price ")
+    assert price_command.HELP and price_command.EXAMPLE.startswith("nnxlab price ")

@@ -43,8 +43,8 @@ def _slices(kernel: jax.Array) -> jax.Array:
 
 def _first(found: jax.Array) -> jax.Array:
     """Index of the first True along the last axis; XLA's CPU backend does not vectorize argmax."""
-    index = jax.lax.broadcasted_iota(jnp.int32, found.shape, found.ndim - 1)
-    return jnp.where(found, index, found.shape[-1]).min(axis=-1)
+    index = jax.lax.broadcasted_iota(jnp.float32, found.shape, found.ndim - 1)
+    return jnp.where(found, index, jnp.inf).min(axis=-1).astype(jnp.int32)
 
 
 def _logits(hidden: jax.Array, kernel: jax.Array) -> jax.Array:

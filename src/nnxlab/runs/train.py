@@ -54,12 +54,13 @@ def _train(arguments: argparse.Namespace) -> int:
     saves = _checkpoints(arguments, prepared)
     try:
         left = arguments.steps - int(prepared.state["step"])
-        with printing.steps(left, first) as show:
+        with printing.steps(left, first) as show, printing.interruptible() as check:
             for row in loop.rows(prepared, batches, arguments.steps):
                 record.add(row)
                 show(row)
                 if saves:
                     saves.save()
+                check()
     finally:
         record.close()
         if saves:
