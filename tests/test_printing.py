@@ -1,4 +1,6 @@
+import json
 import signal
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -38,3 +40,10 @@ def test_ctrl_c_waits_for_its_place_and_a_second_one_does_not():
     with pytest.raises(KeyboardInterrupt), printing.interruptible():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_report_goes_to_its_file_or_to_stdout(capsys, tmp_path):
+    assert printing.report({"a": 1}, Path("-")) and json.loads(capsys.readouterr().out) == {"a": 1}
+    assert not printing.report({"a": 1}, tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
+    assert capsys.readouterr().out == ""

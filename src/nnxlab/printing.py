@@ -1,9 +1,11 @@
 """What the commands write: tables and lines on stdout, progress on stderr."""
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -21,6 +23,16 @@ def line(text: str) -> None:
 def error(text: str) -> None:
     """One red line on stderr."""
     ERR.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def report(figures: dict, where: Path) -> bool:
+    """Figures as JSON into a file, or onto stdout for ``-``; returns whether stdout has them."""
+    text = json.dumps(figures, indent=1)
+    if str(where) == "-":
+        print(text)
+        return True
+    where.write_text(text + "\n", encoding="utf-8")
+    return False
 
 
 def progress(text: str, start: float) -> None:

@@ -62,6 +62,27 @@ def test_a_checkpoint_with_corrupted_metadata_is_refused_with_its_paths(mesh, tm
     )
 
 
+def test_a_run_of_other_settings_cannot_go_on(mesh, tmp_path):
+    Checkpoints(tmp_path, _prepare(mesh), 1, {"steps": 4, "seed": 0, "data": "text"}).save()
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoints(tmp_path, _prepare(mesh), 1, {"steps": 8, "seed": 1, "data": "text"}).restore()
+    assert str(caught.value).splitlines()[1:] == [
+        "its settings are others:",
+        "  seed: saved 0, here 1",
+        "  steps: saved 4, here 8",
+    ]
+
+
+def test_the_last_state_is_saved_even_if_it_is_not_time(mesh, tmp_path):
+    run = _prepare(mesh)
+    saves = Checkpoints(tmp_path, run, every=3)
+    saves.save()
+    for _ in loop.rows(run, _batches(), 2):
+        assert not saves.save()
+    assert saves.save(last=True) and saves.latest() == 2
+    assert not saves.save(last=True)
+
+
 def test_an_empty_folder_has_nothing_to_resume(mesh, tmp_path):
     with pytest.raises(CheckpointError, match="no finished checkpoint in"):
         Checkpoints(tmp_path, _prepare(mesh)).restore()

@@ -1,6 +1,8 @@
 import csv
 import json
 
+import pytest
+
 from nnxlab.runs.record import Record
 
 ROWS = [{"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.5}]
@@ -18,6 +20,32 @@ def test_every_step_is_on_disk_as_soon_as_it_is_added(tmp_path):
             ]
     record.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.csv", "run.json"]
+
+
+def test_a_resumed_run_goes_on_in_its_files(tmp_path):
+    files = tmp_path / "run.json", tmp_path / "run.csv"
+    first = Record({}, *files)
+    for row in [*ROWS, {"step": 2, "loss": 9.0}]:
+        first.add(row)
+    first.close()
+    resumed = Record({}, *files, resumed_at=2)  # the last save was before step 2
+    assert len(files[1].read_text().splitlines()) == 4  # and nothing is lost before there is more
+    resumed.add({"step": 2, "loss": 1.25})
+    resumed.close()
+    assert [row["loss"] for row in json.loads(files[0].read_text())["steps"]] == [2.0, 1.5, 1.25]
+    assert files[1].read_text() == "step,loss\n0,2.0\n1,1.5\n2,1.25\n"
+    assert [row["step"] for row in json.loads(resumed.text())["steps"]] == [2]
+
+
+@pytest.mark.parametrize("text", ["", "no record", "a,b\n1,2\n"])
+def test_a_file_that_is_no_record_is_not_written_over_on_resuming(tmp_path, text):
+    path = tmp_path / "notes.csv"
+    path.write_text(text)
+    for files in ((None, path), (path, None)):
+        if text or files[0]:
+            with pytest.raises(ValueError, match="notes.csv is no record of a run"):
+                Record({}, *files, resumed_at=1)
+    assert path.read_text() == text
 
 
 def test_without_files_the_text_is_the_record():

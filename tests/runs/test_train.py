@@ -45,7 +45,7 @@ def _wait_for(path, lines, process):
 @pytest.mark.slow
 def test_a_killed_run_keeps_every_finished_step_and_save(start, tmp_path):
     saves, figures = tmp_path / "saves", tmp_path / "run.csv"
-    line = ["--steps", "100000", "--checkpoints", str(saves), "--save-every", "2"]
+    line = ["--steps", "60", "--checkpoints", str(saves), "--save-every", "2"]
     process = start(*QUICK, *line, "--csv", str(figures))
     _wait_for(figures, 6, process)
     process.send_signal(signal.SIGKILL)
@@ -53,13 +53,21 @@ def test_a_killed_run_keeps_every_finished_step_and_save(start, tmp_path):
     with figures.open() as file:
         done = [int(row["step"]) for row in csv.DictReader(file)]
     assert done == list(range(len(done))) and len(done) >= 6
-    line[1] = str(len(done) + 2)
-    resumed = start(*QUICK, *line, "--resume", "--json", str(tmp_path / "resumed.json"))
+    line += ["--resume", "--csv", str(figures), "--json", str(tmp_path / "resumed.json")]
+    resumed = start(*QUICK, *line)
     _, said = resumed.communicate()
     assert resumed.returncode == 0, said
     steps = [row["step"] for row in json.loads((tmp_path / "resumed.json").read_text())["steps"]]
-    # At most the steps since the last save are done again: none is missing.
-    assert len(done) - 3 <= steps[0] <= len(done) and steps[-1] == len(done) + 1
+    # At most the steps since the last save are done again, and the file has each step once.
+    assert len(done) - 3 <= steps[0] <= len(done) and steps[-1] == 59
+    with figures.open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(60))
+    again = start(*QUICK, *line)
+    _, said = again.communicate()
+    assert again.returncode == 2 and "saves holds all 60 steps" in said
+    other = start(*QUICK, *line, "--seed", "1", "--broken", "mtp-loss")
+    _, said = other.communicate()
+    assert other.returncode == 2 and "seed: saved 0, here 1" in said and "broken: saved []" in said
 
 
 @pytest.mark.slow
@@ -91,6 +99,7 @@ def test_the_full_model_starts_where_a_uniform_guess_is(start, tmp_path):
     [
         (["--config", "none"], "unknown config 'none'"),
         (["--broken", "mtp"], "unknown bug 'mtp'"),
+        (["--resume"], "--resume needs --checkpoints"),
         (["--batch", "7"], "a batch of 7 rows divides neither"),
         (["--cell", "nnx_mtp_qwix", "--broken", "qwix-targets"], "TypeError: roll requires"),
         (["--cell", "nnx_mtp_qwix", "--broken", "scan-axis"], "of the parameters are replicated"),

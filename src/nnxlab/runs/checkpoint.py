@@ -25,23 +25,30 @@ class Checkpoints:
       folder: Where; created if it is not there.
       run: The run to save, or to fill.
       every: Steps between two saves.
+      settings: What the run was asked for, as JSON takes it; a run of others cannot go on from it.
     """
 
-    def __init__(self, folder: Path, run: Run, every: int = 10):
-        self.run = run
+    def __init__(self, folder: Path, run: Run, every: int = 10, settings: dict | None = None):
+        self.run, self._settings = run, settings or {}
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
-    def save(self) -> bool:
-        """Saves the state if it is time to, and returns once it is safe.
+    def save(self, last: bool = False) -> bool:
+        """Saves the state if it is time to, or if it is the ``last``, and returns once it is safe.
 
         Orbax writes beside and renames: killed at any moment, the last finished save is whole.
         """
+        step = int(self.run.state["step"])
+        if last and step == self.latest():
+            return False
         names = {path: list(axes) for path, axes in self.run.cell.names_after.items()}
         saved = self._manager.save(
-            int(self.run.state["step"]),
+            step,
+            force=last,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(self.run.state), names=ocp.args.JsonSave(names)
+                state=ocp.args.StandardSave(self.run.state),
+                names=ocp.args.JsonSave(names),
+                settings=ocp.args.JsonSave(self._settings),
             ),
         )
         self._manager.wait_until_finished()
@@ -55,13 +62,19 @@ class Checkpoints:
         """Fills the run's state from the last finished save; returns its step.
 
         Raises:
-          CheckpointError: There is none, or its logical axes are not this run's: names each path.
+          CheckpointError: There is none, or its settings or logical axes are not this run's: names
+            each setting and each path.
         """
         step = self.latest()
         if step is None:
             raise CheckpointError(f"no finished checkpoint in {self._manager.directory}")
-        stored = self._manager.restore(step, args=ocp.args.Composite(names=ocp.args.JsonRestore()))
-        _compare(stored["names"], self.run.cell.names)
+        json = ocp.args.JsonRestore()
+        stored = self._manager.restore(step, args=ocp.args.Composite(names=json, settings=json))
+        faults = _settings_faults(stored["settings"], self._settings)
+        faults += _names_faults(stored["names"], self.run.cell.names)
+        if faults:
+            where = self._manager.directory
+            raise CheckpointError(f"{where} cannot be resumed by this run\n" + "\n".join(faults))
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.run.state
         )
@@ -76,15 +89,20 @@ class Checkpoints:
         self._manager.close()
 
 
-def _compare(stored: dict[str, list], names: dict[str, Names]) -> None:
-    saved = {path: tuple(axes) for path, axes in stored.items()}
-    faults = [
-        f"  {path}: saved {saved.get(path, 'not at all')}, here {names.get(path, 'not at all')}"
-        for path in sorted(saved.keys() | names.keys())
-        if saved.get(path) != names.get(path)
+def _settings_faults(stored: dict, settings: dict) -> list[str]:
+    faults = _differences(stored, settings)
+    return ["its settings are others:", *faults] if faults else []
+
+
+def _names_faults(stored: dict[str, list], names: dict[str, Names]) -> list[str]:
+    faults = _differences({path: tuple(axes) for path, axes in stored.items()}, names)
+    count = f"the logical axes of {len(faults)} weights are not those of this run;"
+    return [f"{count} restored, they would be sharded by them:", *faults] if faults else []
+
+
+def _differences(saved: dict, here: dict) -> list[str]:
+    return [
+        f"  {key}: saved {saved.get(key, 'not at all')}, here {here.get(key, 'not at all')}"
+        for key in sorted(saved.keys() | here.keys())
+        if saved.get(key) != here.get(key)
     ]
-    if faults:
-        raise CheckpointError(
-            f"the logical axes of {len(faults)} weights are not those of this run; restored, they "
-            "would be sharded by them:\n" + "\n".join(faults)
-        )

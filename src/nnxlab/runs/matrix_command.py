@@ -1,8 +1,6 @@
 """``nnxlab matrix``: the PR's whole test matrix, with the bugs and without them."""
 
 import argparse
-import json
-from pathlib import Path
 
 from nnxlab.runs import options
 
@@ -29,9 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.csv and any(len(o.steps) for o in outcomes):
                 matrix.frame(outcomes).to_csv(arguments.csv, index=False)
     claims = matrix.claims(outcomes, made)
-    if arguments.json:
-        _json(arguments, outcomes, claims)
-    else:
+    shown = arguments.json and printing.report(_report(arguments, outcomes, claims), arguments.json)
+    if not shown:
         printing.table(matrix.table(outcomes).astype(object).fillna("-"))
         for claim in claims:
             printing.line(f"{'PASS' if claim.holds else 'FAIL'}  {claim.text}")
@@ -41,11 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``nnxlab matrix``."""
     options.add(parser)
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="JSON, or print it")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="all figures, a line a step")
+    options.add_json(parser)
+    text = "all figures, a line a step"
+    parser.add_argument("--csv", type=options.output, metavar="FILE", help=text)
 
 
-def _json(arguments: argparse.Namespace, outcomes, claims) -> None:
+def _report(arguments: argparse.Namespace, outcomes, claims) -> dict:
     runs = [
         {
             "cell": outcome.cell,
@@ -55,9 +53,5 @@ def _json(arguments: argparse.Namespace, outcomes, claims) -> None:
         }
         for outcome in outcomes
     ]
-    report = {"config": arguments.config, "runs": runs}
-    text = json.dumps(report | {"claims": {claim.text: claim.holds for claim in claims}}, indent=1)
-    if arguments.json == "-":
-        print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n")
+    held = {claim.text: claim.holds for claim in claims}
+    return {"config": arguments.config, "runs": runs, "claims": held}

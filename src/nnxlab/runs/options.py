@@ -1,6 +1,8 @@
 """The options that every command about training shares; importing this starts nothing."""
 
 import argparse
+import os
+from pathlib import Path
 
 CONFIGS, DTYPES = "small (default) or deepseek3-tiny", ("float32", "bfloat16")
 
@@ -21,6 +23,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
     option("--learning-rate", type=float, default=3e-5, help="its peak (default %(default)g)")
     option("--quick", action="store_true", help="compile faster, run slower: for a few steps")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``: a Path, ``-`` for stdout, or None."""
+    text = "write JSON, or print it"
+    parser.add_argument("--json", nargs="?", const="-", type=output, metavar="FILE", help=text)
+
+
+def output(text: str) -> Path:
+    """A file to write, for argparse: what cannot be written is said before anything is computed."""
+    path = Path(text)
+    if text != "-" and (path.is_dir() or not path.parent.is_dir()):
+        fault = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {fault}")
+    if text != "-" and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}: permission denied")
+    return path
 
 
 def count(text: str) -> int:

@@ -4,12 +4,15 @@ On a TPU pod slice nothing of this is needed: every host runs the same command, 
 ``jax.distributed.initialize()`` finds the others by itself.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import jax
 
@@ -72,41 +75,45 @@ def spawn(arguments: Sequence[str], processes: int, devices_per_process: int) ->
         "JAX_PLATFORMS": "cpu",
     }
     command = [sys.executable, "-m", "nnxlab", *arguments]
-    children = []
-    try:
+    children: list[subprocess.Popen] = []
+    with contextlib.ExitStack() as files:
+        files.callback(_stop, children)
+        # Files and not pipes: a pipe that nobody reads stops who writes into it.
+        said = [files.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
         for number in range(processes):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} if number else {}
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": said[number]} if number else {}
             environment = os.environ | shared | {NUMBER: str(number)}
-            children.append(subprocess.Popen(command, env=environment, text=True, **quiet))
-        return _wait(children)
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-        for child in children:
-            _reap(child)
+            children.append(subprocess.Popen(command, env=environment, **quiet))
+        return _wait(children, said)
 
 
-def _wait(children: list[subprocess.Popen]) -> int:
+def _wait(children: list[subprocess.Popen], said: list[BinaryIO]) -> int:
     while True:
         codes = [child.poll() for child in children]
         for number, code in enumerate(codes):
             if code:
-                said = children[number].stderr.read()[-2000:] if number else "see above"
-                raise ProcessError(f"process {number} of {len(children)} ended with {code}: {said}")
+                last = _last_words(said[number]) if number else "see above"
+                raise ProcessError(f"process {number} of {len(children)} ended with {code}: {last}")
         if all(code == 0 for code in codes):
             return 0
         time.sleep(_POLL)
 
 
-def _reap(child: subprocess.Popen) -> None:
-    try:
-        child.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-    if child.stderr:
-        child.stderr.close()
+def _stop(children: list[subprocess.Popen]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _last_words(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")[-2000:]
 
 
 def _free_port() -> int:

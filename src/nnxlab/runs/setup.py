@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Iterator
 
 from jax.sharding import Mesh
@@ -42,6 +43,15 @@ class Setup:
     accumulate: int = 1
     quantization: str = "fp8_full"
     quick: bool = False
+
+    @property
+    def settings(self) -> dict:
+        """What makes a run this one, as JSON takes it: all but where and how fast it computes."""
+        elsewhere = {"config", "mesh", "accumulate", "quick"}
+        asked = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        sizes = dataclasses.asdict(self.config.replace(remat_policy="none"))
+        kept = {name: value for name, value in asked.items() if name not in elsewhere} | sizes
+        return json.loads(json.dumps(kept))
 
     def build(self, cell: str, broken=()) -> Cell:
         """The cell called ``cell`` with the bugs ``broken``; raises as ``cells.build``."""

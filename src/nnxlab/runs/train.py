@@ -49,11 +49,12 @@ def _train(arguments: argparse.Namespace) -> int:
         "data": arguments.data,
     }
     first = jax.process_index() == 0
-    record = Record(head, _file(arguments.json, first), arguments.csv if first else None)
     prepared = made.prepare(cell)
-    saves = _checkpoints(arguments, prepared)
+    saves = _checkpoints(arguments, prepared, head, made.settings)
+    done = int(prepared.state["step"])
+    record = Record(head, *(_files(arguments) if first else ()), resumed_at=done)
     try:
-        left = arguments.steps - int(prepared.state["step"])
+        left = arguments.steps - done
         with printing.steps(left, first) as show, printing.interruptible() as check:
             for row in loop.rows(prepared, batches, arguments.steps):
                 record.add(row)
@@ -61,12 +62,14 @@ def _train(arguments: argparse.Namespace) -> int:
                 if saves:
                     saves.save()
                 check()
+            if saves:
+                saves.save(last=True)
     finally:
         record.close()
         if saves:
             saves.close()
         if first:
-            _print(record, arguments.json == "-")
+            _print(record, str(arguments.json) == "-")
     return 0
 
 
@@ -80,14 +83,18 @@ def _cell(arguments: argparse.Namespace, made, broken: list[str]):
         raise RuntimeError(f"TypeError: {str(error).splitlines()[0]}") from error
 
 
-def _checkpoints(arguments: argparse.Namespace, prepared):
+def _checkpoints(arguments: argparse.Namespace, prepared, head: dict, settings: dict):
     if arguments.checkpoints is None:
+        if arguments.resume:
+            raise ValueError("--resume needs --checkpoints DIR: the folder to go on from")
         return None
     from nnxlab.runs.checkpoint import CheckpointError, Checkpoints
 
-    saves = Checkpoints(arguments.checkpoints, prepared, arguments.save_every)
+    settings = settings | {name: head[name] for name in ("cell", "broken")}
+    saves = Checkpoints(arguments.checkpoints, prepared, arguments.save_every, settings)
     if arguments.resume:
-        saves.restore()
+        if saves.restore() == arguments.steps:
+            raise CheckpointError(f"{arguments.checkpoints} holds all {arguments.steps} steps")
     elif saves.latest() is not None:
         raise CheckpointError(
             f"{arguments.checkpoints} holds checkpoints up to step {saves.latest()}: pass --resume "
@@ -114,12 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", type=Path, metavar="DIR", help="save into DIR")
     add("--save-every", type=options.count, default=10, metavar="N", help="steps between two saves")
     add("--resume", action="store_true", help="go on from the last save in DIR")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
-    add("--csv", type=Path, metavar="FILE", help="write a line a step")
+    options.add_json(parser)
+    add("--csv", type=options.output, metavar="FILE", help="write a line a step")
 
 
-def _file(json: str | None, first: bool) -> Path | None:
-    return Path(json) if first and json not in (None, "-") else None
+def _files(arguments: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    return None if str(arguments.json) == "-" else arguments.json, arguments.csv
 
 
 def _print(record, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
     add("--forward", action="store_true", help="the forward pass alone")
     add("--matrix", action="store_true", help="all programs of notebook 5, as JSON: ten minutes")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
+    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,25 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.matrix:
         reports = [program.report(asked, say) for asked in program.MATRIX]
-        _write({"made_on": program.made_on(), "reports": reports}, arguments.json or "-")
+        whole = {"made_on": program.made_on(), "reports": reports}
+        printing.report(whole, arguments.json or Path("-"))
         return 0
     bugs = tuple(bug for bug in (arguments.broken or "").split(",") if bug)
     taken = {f.name for f in dataclasses.fields(program.Program)} - {"broken"}
     asked = program.Program(broken=bugs, **{name: getattr(arguments, name) for name in taken})
     report = program.report(asked, say)
-    if arguments.json:
-        _write(report, arguments.json)
-    else:
+    if not (arguments.json and printing.report(report, arguments.json)):
         _print(report)
     return 0
-
-
-def _write(report: dict, where: str) -> None:
-    text = json.dumps(report, indent=1)
-    if where == "-":
-        print(text)
-    else:
-        Path(where).write_text(text + "\n")
 
 
 def _print(report: dict) -> None:

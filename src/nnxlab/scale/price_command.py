@@ -1,9 +1,10 @@
 """``nnxlab price``: bytes a chip of any config on any mesh, as declared and after bug 3."""
 
 import argparse
-import json
 import math
 from pathlib import Path
+
+from nnxlab.runs import options
 
 HELP = "what bug 3 costs on each chip, at any size, without any array"
 EXAMPLE = "nnxlab price --config deepseek3-671b --mesh fsdp=512 --topology v5p:8x8x8"
@@ -25,8 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='logical axis rules as JSON, [["embed", ["fsdp", "expert"]], ...], or YAML, as '
         "MaxText's base.yml (default: MaxText's rules)",
     )
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
-    add("--plot", type=Path, metavar="FILE", help="draw bytes a chip over 8 ... 4096 chips")
+    options.add_json(parser)
+    add(
+        "--plot",
+        type=options.output,
+        metavar="FILE",
+        help="draw bytes a chip over 8 ... 4096 chips",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,20 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
       ValueError: Bad input; a topology with other chips than the mesh.
       ShardingError: The mesh or the rules do not fit the weights.
     """
-    from nnxlab import chips, devices, rules
+    from nnxlab import chips, devices, printing, rules
     from nnxlab.model.config import config_named
     from nnxlab.scale import price, price_report, slices
 
     axes = devices.parse_mesh(arguments.mesh)
     chip = _chip(arguments.topology, arguments.mesh, axes)
     weights = price.weights(config_named(arguments.config, mtp_num_layers=arguments.mtp))
-    options = {
+    how = {
         "dtype": arguments.weight_dtype,
         "rules": rules.read(arguments.rules) if arguments.rules else rules.MAXTEXT_RULES,
     }
-    table = price.price(weights, axes, **options)
+    table = price.price(weights, axes, **how)
     sizes = sorted({size for kind in chips.CHIPS.values() for size in kind.slices} | {*SIZES})
-    curve = slices.curve(weights, axes, sizes, **options)
+    curve = slices.curve(weights, axes, sizes, **how)
     report = {
         "config": arguments.config,
         "mtp_num_layers": arguments.mtp,
@@ -59,12 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     } | price_report.figures(weights, axes, table, curve, chip)
     if arguments.plot:
         _plot(arguments, curve, table)
-    if arguments.json == "-":
-        print(json.dumps(report, indent=1))
-        return 0
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    price_report.show(report)
+    if not (arguments.json and printing.report(report, arguments.json)):
+        price_report.show(report)
     return 0
 
 
