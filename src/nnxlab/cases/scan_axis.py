@@ -63,15 +63,21 @@ FIXED = RECORDED
 
 def model_after(config: DeepSeekConfig, trip: RoundTrip, forwards: int) -> DeepSeek:
     """An abstract model that has run ``forwards`` forwards; no array is allocated."""
+    model = compat.eval_shape(lambda: DeepSeek(config, rngs=nnx.Rngs(0), trip=trip))
+    for _ in range(forwards):
+        model = after_forward(model)
+    return model
 
-    def build_and_run():
-        model = DeepSeek(config, rngs=nnx.Rngs(0), trip=trip)
-        for _ in range(forwards):
-            model(*inputs.dummy(config))
-            mtp_term(model)
+
+def after_forward(model: DeepSeek) -> DeepSeek:
+    """The abstract ``model`` after one more forward; the one given stays as it is."""
+
+    def run(model):
+        model(*inputs.dummy(model.config))
+        mtp_term(model)
         return model
 
-    return compat.eval_shape(build_and_run)
+    return compat.eval_shape(run, model)
 
 
 def quantized_in_construction(config: DeepSeekConfig, trip: RoundTrip) -> DeepSeek:
@@ -99,8 +105,9 @@ def before_and_after(
       trip: ``BROKEN`` or ``FIXED``.
       rules: What the names stand for.
     """
-    before = sharding.table(model_after(config, trip, 0), mesh, rules)
-    after = sharding.table(model_after(config, trip, 1), mesh, rules)
+    model = model_after(config, trip, 0)
+    before = sharding.table(model, mesh, rules)
+    after = sharding.table(after_forward(model), mesh, rules)
     for column in ("names", "spec", "shard", "bytes_per_device"):
         before[f"{column}_after"] = after[column]
     return before

@@ -54,9 +54,9 @@ class Weights:
 
 def weights(config: DeepSeekConfig, trip: RoundTrip = scan_axis.BROKEN) -> Weights:
     """The weights of ``config`` before and after one forward with ``trip``; no array is made."""
+    model = scan_axis.model_after(config, trip, forwards=0)
     before, after = (
-        dict(sharding.variables(scan_axis.model_after(config, trip, forwards)))
-        for forwards in (0, 1)
+        dict(sharding.variables(found)) for found in (model, scan_axis.after_forward(model))
     )
     return Weights(
         shapes={path: tuple(v.shape) for path, v in before.items()},
