@@ -83,6 +83,13 @@ def test_the_last_state_is_saved_even_if_it_is_not_time(mesh, tmp_path):
     assert not saves.save(last=True)
 
 
+def test_a_file_in_place_of_the_folder_is_said_at_once(mesh, tmp_path):
+    path = tmp_path / "saves"
+    path.touch()
+    with pytest.raises(CheckpointError, match="saves: it is a file, not a folder"):
+        Checkpoints(path, _prepare(mesh))
+
+
 def test_an_empty_folder_has_nothing_to_resume(mesh, tmp_path):
     with pytest.raises(CheckpointError, match="no finished checkpoint in"):
         Checkpoints(tmp_path, _prepare(mesh)).restore()

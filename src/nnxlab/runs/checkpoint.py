@@ -26,10 +26,15 @@ class Checkpoints:
       run: The run to save, or to fill.
       every: Steps between two saves.
       settings: What the run was asked for, as JSON takes it; a run of others cannot go on from it.
+
+    Raises:
+      CheckpointError: The folder is a file.
     """
 
     def __init__(self, folder: Path, run: Run, every: int = 10, settings: dict | None = None):
         self.run, self._settings = run, settings or {}
+        if folder.exists() and not folder.is_dir():  # Orbax would wait for ever
+            raise CheckpointError(f"cannot save into {folder}: it is a file, not a folder")
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 

@@ -18,6 +18,7 @@ import jax
 
 # How a child learns its place; set by ``spawn``, read by ``join``.
 COORDINATOR, COUNT, NUMBER = "NNXLAB_COORDINATOR", "NNXLAB_PROCESSES", "NNXLAB_PROCESS_ID"
+INTERRUPTED = 130  # what nnxlab exits with on Ctrl-C
 _POLL = 0.2  # seconds between two looks at the children
 
 
@@ -90,6 +91,8 @@ def spawn(arguments: Sequence[str], processes: int, devices_per_process: int) ->
 def _wait(children: list[subprocess.Popen], said: list[BinaryIO]) -> int:
     while True:
         codes = [child.poll() for child in children]
+        if codes[0] == INTERRUPTED:
+            return INTERRUPTED
         for number, code in enumerate(codes):
             if code:
                 last = _last_words(said[number]) if number else "see above"
