@@ -69,6 +69,21 @@ def test_the_model_itself_is_left_alone():
     assert [path for path, _ in nnx.to_flat_state(nnx.state(model))] == [("weight",)]
 
 
+def test_a_model_that_has_run_already_is_judged_as_a_fresh_one():
+    model = Sower(Child, Plain)
+    fresh = audit.sown.ledger(model, (nnx.Intermediate, Child), jnp.ones(2))
+    model(jnp.ones(2))
+    again = audit.sown.ledger(model, (nnx.Intermediate, Child), jnp.ones(2))
+    assert again.equals(fresh) and len(again) == 2
+    with pytest.raises(audit.sown.SownError, match=r"value_0 \(Child\)"):
+        audit.sown.check(model, (nnx.Intermediate, Child), jnp.ones(2))
+
+
+def test_nothing_sown_is_no_pass():
+    with pytest.raises(audit.sown.SownError, match="the forward sowed nothing"):
+        audit.sown.check(Sower(), (nnx.Intermediate,), jnp.ones(2))
+
+
 def test_check_names_every_variable_at_once():
     with pytest.raises(audit.sown.SownError) as caught:
         audit.sown.check(Sower(Child, Plain), (nnx.Intermediate, Child), jnp.ones(2))

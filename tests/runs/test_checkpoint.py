@@ -1,3 +1,5 @@
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -81,6 +83,14 @@ def test_the_last_state_is_saved_even_if_it_is_not_time(mesh, tmp_path):
         assert not saves.save()
     assert saves.save(last=True) and saves.latest() == 2
     assert not saves.save(last=True)
+
+
+@pytest.mark.parametrize("item", ["state", "settings", "names"])
+def test_a_damaged_save_is_named_with_the_way_out(mesh, tmp_path, item):
+    Checkpoints(tmp_path, _prepare(mesh), every=1).save()
+    shutil.rmtree(tmp_path / "0" / item)
+    with pytest.raises(CheckpointError, match=r"cannot read the checkpoint .*/0 \(.*move it away"):
+        Checkpoints(tmp_path, _prepare(mesh)).restore()
 
 
 def test_a_file_in_place_of_the_folder_is_said_at_once(mesh, tmp_path):

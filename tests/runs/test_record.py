@@ -48,6 +48,20 @@ def test_a_file_that_is_no_record_is_not_written_over_on_resuming(tmp_path, text
     assert path.read_text() == text
 
 
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "run.csv")
+    record = Record({}, None, link)
+    record.add(ROWS[0])
+    record.close()
+    assert link.is_symlink() and (tmp_path / "run.csv").read_text() == "step,loss\n0,2.0\n"
+
+
+def test_one_file_for_both_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="name two files"):
+        Record({}, tmp_path / "same", tmp_path / "same")
+
+
 def test_without_files_the_text_is_the_record():
     record = Record({"cell": "linen_mtp"})
     record.add(ROWS[0])

@@ -100,6 +100,7 @@ def test_the_full_model_starts_where_a_uniform_guess_is(start, tmp_path):
     [
         (["--config", "none"], "unknown config 'none'"),
         (["--broken", "mtp"], "unknown bug 'mtp'"),
+        (["--processes", "3"], "mesh fsdp=8 takes 8 devices, and 3 processes of 4 have 12"),
         (["--resume"], "--resume needs --checkpoints"),
         (["--batch", "7"], "a batch of 7 rows divides neither"),
         (["--cell", "nnx_mtp_qwix", "--broken", "qwix-targets"], "TypeError: roll requires"),

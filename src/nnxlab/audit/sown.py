@@ -20,8 +20,9 @@ def ledger(model: nnx.Module, filters: tuple[type, ...], *inputs) -> pd.DataFram
       *inputs: What ``model`` is called with.
 
     Returns:
-      One row a sown variable: its path, its type, ``taken_by`` (the first filter that matches, as
-      nnx does it), ``belongs_to`` (the closest one), both "" for none, and ``fault``, "" if none.
+      One row a sown variable, of this forward or left over from one before: its path,
+      its type, ``taken_by`` (the first filter that matches, as nnx does it), ``belongs_to`` (the
+      closest one), both "" for none, and ``fault``, "" if none.
     """
     before = {path for path, _ in nnx.to_flat_state(nnx.state(model))}
 
@@ -30,7 +31,8 @@ def ledger(model: nnx.Module, filters: tuple[type, ...], *inputs) -> pd.DataFram
         return model
 
     after = nnx.state(compat.eval_shape(forward, nnx.clone(model)))
-    sown = [(p, type(v)) for p, v in nnx.to_flat_state(after) if p not in before]
+    flat = nnx.to_flat_state(after)
+    sown = [(p, type(v)) for p, v in flat if p not in before or _left_over(v, filters)]
     rows = [(dotted(path), kind, *_dealt(kind, filters)) for path, kind in sown]
     rows = [(p, k.__name__, _name(t), _name(b), _fault(k, t, b)) for p, k, t, b in rows]
     columns = ["path", "type", "taken_by", "belongs_to", "fault"]
@@ -41,9 +43,15 @@ def check(model: nnx.Module, filters: tuple[type, ...], *inputs) -> None:
     """Raises if a filter takes another type's variables or leaves some in the model.
 
     Raises:
-      SownError: Names every such variable, its type, what took it and what to do.
+      SownError: Names every such variable, its type, what took it and what to do; or nothing was
+        sown, so nothing can be said.
     """
     found = ledger(model, filters, *inputs)
+    if found.empty:
+        raise SownError(
+            "the forward sowed nothing: does the model sow at all, and in the mode and with the "
+            "inputs that it was called with?"
+        )
     faulty = found[found["fault"] != ""]
     if len(faulty):
         lines = [f"  {row.path} ({row.type}): {row.fault}" for row in faulty.itertuples()]
@@ -52,6 +60,15 @@ def check(model: nnx.Module, filters: tuple[type, ...], *inputs) -> None:
             "nnx filters match by isinstance and the first match wins: give the most derived "
             "types first (nnxlab.model.sown.collect does), and pop every type that is sown."
         )
+
+
+def _left_over(variable: nnx.Variable, filters: tuple[type, ...]) -> bool:
+    """Whether it was sown before: a model that has run already holds what its forward sows."""
+    if isinstance(variable, nnx.Param):
+        return False
+    return isinstance(variable, (nnx.Intermediate, *filters)) or isinstance(
+        variable.get_value(), tuple
+    )
 
 
 def _dealt(kind: type, filters: tuple[type, ...]) -> tuple[type | None, type | None]:

@@ -67,14 +67,14 @@ class Checkpoints:
         """Fills the run's state from the last finished save; returns its step.
 
         Raises:
-          CheckpointError: There is none, or its settings or logical axes are not this run's: names
-            each setting and each path.
+          CheckpointError: There is none, it cannot be read, or its settings or logical axes are not
+            this run's: names each setting and each path.
         """
         step = self.latest()
         if step is None:
             raise CheckpointError(f"no finished checkpoint in {self._manager.directory}")
         json = ocp.args.JsonRestore()
-        stored = self._manager.restore(step, args=ocp.args.Composite(names=json, settings=json))
+        stored = self._read(step, names=json, settings=json)
         faults = _settings_faults(stored["settings"], self._settings)
         faults += _names_faults(stored["names"], self.run.cell.names)
         if faults:
@@ -83,11 +83,18 @@ class Checkpoints:
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.run.state
         )
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
-        )
-        self.run.state = restored["state"]
+        self.run.state = self._read(step, state=ocp.args.StandardRestore(target))["state"]
         return step
+
+    def _read(self, step: int, **items):
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Orbax and its backends raise of every kind for damaged files
+            folder, why = self._manager.directory / str(step), str(error).splitlines()[:1]
+            raise CheckpointError(
+                f"cannot read the checkpoint {folder} ({type(error).__name__}: {''.join(why)}); if "
+                "it is damaged, move it away: --resume then goes on from the save before it"
+            ) from error
 
     def close(self) -> None:
         """Waits for what is being written."""

@@ -1,6 +1,7 @@
 """The options that every command about training shares; importing this starts nothing."""
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--dtype", default="float32", choices=DTYPES, help="of activations")
     option("--remat", default="full", choices=["none", "full", "minimal"], help="of the layers")
     option("--quantization", default="fp8_full", help="fp8_full or int8, for the qwix cells")
-    option("--learning-rate", type=float, default=3e-5, help="its peak (default %(default)g)")
+    option("--learning-rate", type=rate, default=3e-5, help="its peak (default %(default)g)")
     option("--quick", action="store_true", help="compile faster, run slower: for a few steps")
 
 
@@ -37,9 +38,19 @@ def output(text: str) -> Path:
     if text != "-" and (path.is_dir() or not path.parent.is_dir()):
         fault = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise argparse.ArgumentTypeError(f"cannot write {text}: {fault}")
+    if text != "-" and path.exists() and not path.is_file():
+        raise argparse.ArgumentTypeError(f"cannot write {text}: it is no regular file")
     if text != "-" and not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"cannot write {text}: permission denied")
     return path
+
+
+def rate(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
+    return value
 
 
 def count(text: str) -> int:

@@ -17,7 +17,7 @@ class Record:
       resumed_at: The first step that is to come; what the files hold of earlier ones stays.
 
     Raises:
-      ValueError: A file that is to be gone on with is no record of a run.
+      ValueError: A file that is to be gone on with is no record of a run; both are one file.
     """
 
     def __init__(
@@ -27,6 +27,8 @@ class Record:
         csv_path: Path | None = None,
         resumed_at: int = 0,
     ):
+        if json_path and csv_path and json_path.resolve() == csv_path.resolve():
+            raise ValueError(f"JSON and CSV would both go into {csv_path}; name two files")
         self.head, self.steps = head, []
         self._json, self._csv_path, self._csv = json_path, csv_path, None
         self._before_json = _before(json_path, resumed_at, _json_rows)
@@ -82,6 +84,7 @@ def _csv_rows(path: Path) -> Sequence[dict]:
 
 
 def _replace(path: Path, text: str) -> None:
+    path = path.resolve()  # what a link points to is written, and the link stays
     beside = path.with_name(path.name + ".part")
     beside.write_text(text)
     os.replace(beside, path)

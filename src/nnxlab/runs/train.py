@@ -1,6 +1,7 @@
 """``nnxlab train``: one cell, some steps, a progress bar, and every finished step on disk."""
 
 import argparse
+import math
 from pathlib import Path
 
 from nnxlab.runs import options
@@ -22,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nnxlab.runs import processes
 
     if arguments.processes > 1 and not processes.is_child():
+        _check_devices(arguments)
         return processes.spawn(
             arguments.command_line, arguments.processes, arguments.devices_per_process
         )
@@ -29,6 +31,19 @@ def run(arguments: argparse.Namespace) -> int:
         jax.distributed.initialize()
     processes.join()
     return _train(arguments)
+
+
+def _check_devices(arguments: argparse.Namespace) -> None:
+    from nnxlab import devices
+
+    needed = math.prod(devices.parse_mesh(arguments.mesh).values())
+    found = arguments.processes * arguments.devices_per_process
+    if found != needed:
+        raise ValueError(
+            f"mesh {arguments.mesh} takes {needed} devices, and {arguments.processes} processes of "
+            f"{arguments.devices_per_process} have {found}: every process must own its share; "
+            "choose --processes, --devices-per-process and --mesh so that they agree"
+        )
 
 
 def _train(arguments: argparse.Namespace) -> int:
